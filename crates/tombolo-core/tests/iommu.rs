@@ -878,7 +878,7 @@ fn a_page_that_cannot_be_had_is_asked_for_once_for_all_that_fault_at_once() {
     assert_eq!(told(&mut iommu, now), expected);
 }
 
-/// Of two pages of a block one is always away, since a pager has room for few. Who copies brings them in then, one after the other.
+/// Of two pages of a block one is always away, since a pager has room for few. The copying itself brings them in then, one after the other.
 #[test]
 fn a_block_whose_pages_go_as_fast_as_they_come_is_forced() {
     let config = Config { max_bringing_bytes: 0, ..Config::default() };
@@ -899,7 +899,7 @@ fn a_block_whose_pages_go_as_fast_as_they_come_is_forced() {
         rounds += 1;
     };
     // As many pages as a block has may be asked for one after the other.
-    assert_eq!(rounds, 2 * config.max_attempts + 1);
+    assert_eq!(rounds, 2 * config.max_pages_gone + 1);
     iommu.attempted(now, context, forced, Outcome::Done(0));
     assert_eq!(told(&mut iommu, now), [Action::Done(forced, 0)]);
     // The next one of that number is another block.

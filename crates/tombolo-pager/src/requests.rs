@@ -27,11 +27,11 @@ const LOOKED_AT_ONCE: u64 = 1 << 14;
 #[repr(C, align(4096))]
 struct PageBuffer([u8; PAGE_BYTES as usize]);
 
-/// Whether a part of a range is far memory and another part is not.
+/// Whether a part of a range is not known to be far memory: it is ordinary memory, or has become far unsaid.
 fn is_mixed(table: &Table, start: u64, length: u64) -> bool {
     let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
     let far: u64 = table.states.ranges_within(first, end).into_iter().map(|(first, end)| end - first).sum();
-    far > 0 && far < end - first
+    far < end - first
 }
 
 /// Nothing of a range is reported any more. The kernel refuses that as a whole where nothing is mapped, and where one mapping is

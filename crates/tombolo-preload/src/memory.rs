@@ -268,7 +268,7 @@ pub extern "C" fn process_madvise(
     advice: c_int,
     flags: c_uint,
 ) -> ssize_t {
-    let call = |pieces: usize, count| {
+    let call = |pieces: usize, count, advice: c_int| {
         let arguments = [process as usize, pieces, count, advice as usize, flags as usize, 0];
         // SAFETY: what a program may pass to process_madvise(2) is the program's business.
         unsafe { sys::call(libc::SYS_process_madvise, arguments) }
@@ -276,39 +276,65 @@ pub extern "C" fn process_madvise(
     let pieces = pieces as usize;
     let is_prepared = start::far() && matches!(advice, GUARD_INSTALL | libc::MADV_WIPEONFORK);
     // Without pieces it does nothing, and is refused if it is not for this process.
-    let advised = if is_prepared && call(0, 0).is_ok() && are_readable(pieces, count) {
-        advise_pieces(pieces, count, advice)
+    let advised = if is_prepared && call(0, 0, advice).is_ok() {
+        // The kernel takes no more of the number.
+        let count = count as u32 as usize;
+        // It looks at the whole vector before it asks what the advice is.
+        const NO_ADVICE: c_int = -1;
+        match call(pieces, count, NO_ADVICE) {
+            Err(libc::EINVAL) if count <= libc::UIO_MAXIOV as usize => advise_pieces(pieces, count, advice),
+            refused => refused,
+        }
     } else {
-        call(pieces, count)
+        call(pieces, count, advice)
     };
     with_errno(advised) as ssize_t
 }
 
-/// Where a piece begins, and its length. An error: what the kernel has for the whole vector.
-fn piece(pieces: usize, index: usize) -> Result<[usize; 2], i32> {
-    let mut piece = [0usize; 2];
-    sys::read_own(pieces.wrapping_add(index * size_of::<libc::iovec>()), &mut piece)?;
-    isize::try_from(piece[1]).map_or(Err(libc::EINVAL), |_| Ok(piece))
+/// Where a piece begins, and its length.
+type Piece = [usize; 2];
+
+/// Gives advice on the pieces of a vector, read before the first is given: the vector may lie in one of them.
+fn advise_pieces(pieces: usize, count: usize, advice: c_int) -> sys::Result {
+    // A signal handler's stack may be small.
+    const FEW: usize = 16;
+    if count <= FEW {
+        return read_and_advise(pieces, &mut [[0; 2]; FEW][..count], advice);
+    }
+    let (bytes, flags) = (count * size_of::<Piece>(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let room = sys::map(0, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)?;
+    // SAFETY: new memory of that size, aligned to pages, full of zeroes, which nobody else has.
+    let known = unsafe { core::slice::from_raw_parts_mut(room as *mut Piece, count) };
+    let advised = read_and_advise(pieces, known, advice);
+    let _ = sys::unmap(room, bytes);
+    advised
 }
 
-/// Whether the kernel takes a vector, of which it does nothing otherwise.
-fn are_readable(pieces: usize, count: usize) -> bool {
-    count <= libc::UIO_MAXIOV as usize && (0..count).all(|index| piece(pieces, index).is_ok())
+fn read_and_advise(pieces: usize, known: &mut [Piece], advice: c_int) -> sys::Result {
+    for (index, piece) in known.iter_mut().enumerate() {
+        sys::read_own(pieces.wrapping_add(index * size_of::<libc::iovec>()), piece)?;
+        isize::try_from(piece[1]).map_err(|_| libc::EINVAL)?;
+    }
+    advise_each(known, advice)
 }
 
 /// Gives advice on one piece after the other, as the kernel does: it stops at the first that it refuses, and tells how many bytes lie
 /// before.
-fn advise_pieces(pieces: usize, count: usize, advice: c_int) -> sys::Result {
+fn advise_each(pieces: &[Piece], advice: c_int) -> sys::Result {
     /// What the kernel takes in one call.
     const MOST_BYTES: usize = (i32::MAX as usize) & !(PAGE_BYTES - 1);
+    if pieces.iter().all(|[_, length]| *length == 0) {
+        return Ok(0);
+    }
     let mut done = 0;
-    for index in 0..count {
-        let advised = piece(pieces, index).and_then(|[start, length]| {
-            let length = length.min(MOST_BYTES - done);
-            advise(start, length, advice).map(|_| length)
-        });
-        match advised {
-            Ok(length) => done += length,
+    for (index, [start, length]) in pieces.iter().enumerate() {
+        let length = (*length).min(MOST_BYTES - done);
+        // It does not even look at an empty one, but for the first.
+        if length == 0 && index > 0 {
+            continue;
+        }
+        match advise(*start, length, advice) {
+            Ok(_) => done += length,
             Err(error) if done == 0 => return Err(error),
             Err(_) => break,
         }

@@ -85,8 +85,6 @@ impl Kind {
 /// Pages that are served by a thread of this test, late.
 struct Server {
     stop: Arc<AtomicBool>,
-    /// What was to be done at the first fault has been.
-    has_changed: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -96,8 +94,8 @@ impl Server {
         let faults = Userfaultfd::for_this_process().unwrap();
         faults.enable(0).unwrap();
         faults.register_missing(memory.address(), memory.len() as u64).unwrap();
-        let [stop, has_changed] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let (stopped, changed) = (stop.clone(), has_changed.clone());
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
         let (start, length) = (memory.address(), memory.len());
         let thread = std::thread::spawn(move || {
             let source = OwnMemory::map(bytes.len()).unwrap();
@@ -109,7 +107,6 @@ impl Server {
                         let page = address & !4095;
                         if let Some(change) = before.take() {
                             change(start, length);
-                            changed.store(true, Ordering::SeqCst);
                             // The threads that have faulted access the pages again.
                             let _ = faults.wake(start, length);
                             continue;
@@ -120,7 +117,7 @@ impl Server {
                 }
             }
         });
-        Self { stop, has_changed, thread: Some(thread) }
+        Self { stop, thread: Some(thread) }
     }
 }
 
@@ -153,7 +150,7 @@ struct Area {
     /// What it holds, as its program sees it.
     holds: Vec<u8>,
     _fork: Option<Fork>,
-    server: Option<Server>,
+    _server: Option<Server>,
 }
 
 impl Area {
@@ -199,7 +196,7 @@ impl Area {
             }
         }
         let memory = domain.register_with(memory, &ANYONE, faults).unwrap();
-        Self { memory, holds, _fork: fork, server }
+        Self { memory, holds, _fork: fork, _server: server }
     }
 
     fn read(&self, offset: usize, length: usize) -> Vec<u8> {
@@ -325,13 +322,6 @@ impl Scene<'_> {
                 _ => false,
             };
             assert!(is_right, "{ended:?}: {what}");
-            for area in [&near, &far] {
-                // Of both ends, one may not have been asked.
-                let has_changed = |server: &&Server| server.has_changed.load(Ordering::SeqCst);
-                if kind == Kind::Unmapped && area.server.as_ref().is_some_and(|server| has_changed(&server)) {
-                    fill_holes(&area.memory);
-                }
-            }
             assert!(denied() > denied_before, "nothing was denied: {what}");
             // Of both ends, one may have to do without: the other was first. What is copied at once, and its pages brought by that,
             // meets no fault that could be told from the refusal.
@@ -691,13 +681,6 @@ fn unmap_half(start: u64, length: usize) {
         let at = std::ptr::with_exposed_provenance_mut(start as usize + offset);
         // SAFETY: memory that is only reached through spans, which survive it.
         unsafe { rustix::mm::munmap(at, 4096) }.expect("munmap");
-    }
-}
-
-/// For its owner, who unmaps it.
-fn fill_holes(memory: &Registered) {
-    for page in (0..memory.len() / 4096).step_by(2) {
-        map_page(memory, page);
     }
 }
 

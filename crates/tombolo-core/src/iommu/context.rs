@@ -11,7 +11,7 @@ use crate::rdma::Time;
 const MAX_AHEAD_PAGES: u64 = 64;
 /// Refusals that are remembered, at most. Beyond, a page is touched once more.
 const MAX_DENIED: usize = 64;
-/// Blocks whose pauses are counted, at most. Beyond, counting begins anew.
+/// Blocks whose pauses are counted, at most. Beyond, those that had their pages at once are forgotten, or all.
 const MAX_PAUSED: usize = 1024;
 
 /// The fault registers of a context, named as those of FAULT §3.2.1. They hold the first fault since they were cleared.
@@ -94,8 +94,8 @@ pub(super) struct Context {
     /// Blocks whose pages could not be brought while their senders were refused, until when that is remembered. Others find
     /// out for themselves: the memory may have changed.
     denied: VecDeque<(FaultSource, End, Unreached, Time)>,
-    /// Blocks whose senders were refused because a page was absent: which page that was, and how often it was none behind the one
-    /// before: then pages go away again before the block has come.
+    /// Blocks whose senders were refused because a page was absent: the page of the latest pause, and how many pauses were at a page
+    /// no higher than that of the pause before. Such a page had been brought in, and has left again.
     paused: HashMap<(FaultSource, End), (u64, u32)>,
     /// Where the last run of faults goes on, and how many pages it brings in.
     run: (u64, u64),
@@ -164,7 +164,11 @@ impl Context {
     pub(super) fn note_paused(&mut self, access: &Access, page: u64) {
         let block = (access.by, access.end);
         if self.paused.len() >= MAX_PAUSED && !self.paused.contains_key(&block) {
-            self.paused.clear();
+            // Of blocks that come in packets it is not known here when they are over. Most had their pages at once.
+            self.paused.retain(|_, (_, gone)| *gone > 0);
+            if self.paused.len() >= MAX_PAUSED {
+                self.paused.clear();
+            }
         }
         let (before, gone) = self.paused.entry(block).or_insert((0, 0));
         *gone += u32::from(page <= *before);

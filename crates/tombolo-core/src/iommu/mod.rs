@@ -69,9 +69,10 @@ pub struct Config {
     pub attempt_timeout_ns: u64,
     /// Pages that take longer are given up, after one more chance of a quarter of that.
     pub touch_timeout_ns: u64,
-    /// Attempts that meet absent pages, after which one is forced; and how often pages that a block was paused for may have gone again
-    /// when it comes.
+    /// Attempts that meet absent pages, after which one is forced.
     pub max_attempts: u32,
+    /// Pauses of a block for pages that had been brought in and have left again, after which its access is forced.
+    pub max_pages_gone: u32,
     /// How long it is remembered for a block that comes again that its page cannot be brought.
     pub denied_ns: u64,
     /// Whether faults are handled. Off, senders come again until they give up: for tests.
@@ -89,6 +90,7 @@ impl Default for Config {
             attempt_timeout_ns: 2_000_000_000,
             touch_timeout_ns: 2_000_000_000,
             max_attempts: 32,
+            max_pages_gone: 32,
             denied_ns: 1_000_000_000,
             handles_faults: true,
         }
@@ -397,7 +399,7 @@ impl Iommu {
         };
         // Where pages go away as fast as they come, the copying itself brings them in, one after the other.
         if job.attempts > self.config.max_attempts
-            || !stalls && context.pages_gone(access) >= self.config.max_attempts
+            || !stalls && context.pages_gone(access) >= self.config.max_pages_gone
         {
             job.attempts = self.config.max_attempts + 1;
             job.state = State::Attempting(Patience::since(now));
@@ -525,9 +527,10 @@ impl Iommu {
                     *touch = Some(id);
                     let access = job.access;
                     let is_of_block = |other: &AccessId| {
-                        self.jobs
-                            .get(other)
-                            .is_some_and(|other| other.access.by == access.by && other.is_paused())
+                        self.jobs.get(other).is_some_and(|other| {
+                            (other.access.by, other.access.end) == (access.by, access.end)
+                                && other.is_paused()
+                        })
                     };
                     // Its sender comes again and again: one of these is enough.
                     if is_paused && known.waiting.iter().any(is_of_block) {
@@ -664,7 +667,7 @@ impl Iommu {
                 }
                 (true, refusal) => {
                     let until = now.after_ns(self.config.denied_ns);
-                    if let Some((since, kind)) = job.faulted_at.filter(|_| refusal.is_none()) {
+                    if let Some((since, kind)) = job.faulted_at.filter(|_| outcome.is_ok()) {
                         self.counters.note_stall(access.end, kind, now.since_ns(since));
                     }
                     if let Some((context, refusal)) = self.contexts.get_mut(&context_id).zip(refusal) {

@@ -562,7 +562,7 @@ impl Table {
                 remapped.unqueued.push(target);
             }
         }
-        // It is far, or nobody would have said so; also where it was, unless that is said to be unmapped.
+        // The kernel reports moves of registered memory only. The old range stays registered until it is reported to be unmapped.
         self.grow(from, from + count);
         self.grow(to, to + count);
         remapped

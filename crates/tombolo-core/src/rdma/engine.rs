@@ -265,11 +265,14 @@ impl Engine {
     /// [`NackCode::DomainMismatch`]; for an unknown domain
     /// [`NackCode::NoContext`]. A read whose answer is refused so ends with [`TransferError::Local`]. Poll afterwards.
     pub fn refused(&mut self, placement: Placement, refusal: impl Into<Refusal>) {
-        let refusal = refusal.into();
+        let (refusal, is_held) = (refusal.into(), self.is_held(&placement));
         let end = self.responder.refused(&placement, refusal);
         self.block_end(end);
         if let Some(read) = placement.read {
-            self.initiator.read_refused_here(read, refusal.code);
+            // What nobody wants any more is handed back as refused, too.
+            if is_held {
+                self.initiator.read_refused_here(read, refusal);
+            }
             self.initiator.read_placed(read);
         }
     }
@@ -307,10 +310,12 @@ impl Engine {
     /// The memory refused a notification; codes as for [`Self::refused`]. An
     /// absent page is tried again when the sender's pause is over.
     pub fn notification_refused(&mut self, write: NotificationWrite, refusal: impl Into<Refusal>) {
-        let refusal = refusal.into();
+        let (refusal, is_held) = (refusal.into(), self.are_held(&write));
         self.responder.notification_refused(&write, refusal);
         if let Some(read) = write.read {
-            self.initiator.read_refused_here(read, refusal.code);
+            if is_held {
+                self.initiator.read_refused_here(read, refusal);
+            }
             self.initiator.read_placed(read);
         }
     }

@@ -57,7 +57,11 @@ impl Node {
         let Some(user) = self.fabric.third_party.take_asked(peer, number) else { return false };
         let result = match reply {
             Reply::Carried(None) => Ok(0),
-            Reply::Carried(Some(code)) => Err(Failure::from_code(*code)),
+            Reply::Carried(Some(code)) => Err(match Failure::from_code(*code) {
+                // The memory of the node that was asked.
+                Failure::Local { code, page } => Failure::Refused { code, page },
+                other => other,
+            }),
             _ => Err(Failure::Unreachable),
         };
         self.programs.completed(user, result);

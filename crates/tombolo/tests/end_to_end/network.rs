@@ -293,7 +293,7 @@ fn a_lender_that_was_started_again_is_known_by_its_life() {
 struct Strangers {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<u64>>,
-    /// Who has shown the others how to say it.
+    /// The one that has shown the others how to say it.
     _first: Running,
 }
 
@@ -315,6 +315,7 @@ impl Strangers {
         let network = File::open(format!("/var/run/netns/{}", machines.place(1))).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (found, find) = channel();
+        let (begun, begin) = channel();
         let thread = std::thread::spawn({
             let stop = stop.clone();
             move || {
@@ -326,12 +327,14 @@ impl Strangers {
                 let mut hello = vec![0; 2048];
                 let length = heard.recv(&mut hello).unwrap();
                 hello.truncate(length);
+                begun.send(()).unwrap();
                 Self::flood(&hello, &stop)
             }
         });
         // What a stranger says first, to a port that never answers.
         let address = format!("udp:{}", find.recv_timeout(PATIENCE).unwrap());
         let stranger = machines.start(1, &["ping", &address, "--count", "1"]);
+        begin.recv_timeout(PATIENCE).unwrap();
         Self { stop, thread: Some(thread), _first: stranger }
     }
 

@@ -315,14 +315,32 @@ static void advise(struct world *w, struct call *c) {
     after_free(w, c, advice);
 }
 
-/* Advice on two pieces at once, through the process's descriptor. */
+/* Advice on two pieces at once, through the process's descriptor; sometimes beside an empty one that begins anywhere or one
+ * where no program has memory, or a number of pieces of which the kernel takes a part. */
 static void advise_process(struct world *w, struct call *c) {
     int advice = some_advice(w, c), self = (int)syscall(SYS_pidfd_open, getpid(), 0);
     CHECK(self >= 0, "pidfd_open: %d", errno);
     uint64_t half = c->count / 2 * PAGE;
-    struct iovec pieces[2] = {{c->at + half, c->length - half}, {c->at, half}};
-    ssize_t result = c->raw ? syscall(SYS_process_madvise, self, pieces, 2, advice, 0)
-                            : process_madvise(self, pieces, 2, advice, 0);
+    struct iovec pieces[3] = {{c->at + half, c->length - half}, {c->at, half}, {c->at, half}};
+    size_t count = 2;
+    switch (next(w) % 8) {
+    case 0:
+        count = 3;
+        pieces[1] = (struct iovec){c->at + 1, 0};
+        break;
+    case 1:
+        count = 3;
+        pieces[2] = (struct iovec){(void *)0xffff800000000000ul, PAGE};
+        break;
+    case 2:
+        count = 1ul << 32 | 2;
+        break;
+    case 3:
+        pieces[0] = (struct iovec){c->at + 1, 0};
+        break;
+    }
+    ssize_t result = c->raw ? syscall(SYS_process_madvise, self, pieces, count, advice, 0)
+                            : process_madvise(self, pieces, count, advice, 0);
     if (advice == MADV_COLLAPSE) result = 0;
     c->range += 1000 * advice;
     note_result(w, "process_madvise", c, result, result < 0);

@@ -21,9 +21,13 @@ static int is_guarded(volatile char *page) {
     return 0;
 }
 
+/* Kernels before Linux 6.13 have no guards. */
+static int has_guards;
+
 /* Pages before guards are touched one after the other, as whoever fills memory does: nothing is mapped over a guard. */
 static void guarded(char *before, const char *what) {
     char *guards = before + SIDE * PAGE;
+    if (!has_guards) return;
     int result = madvise(guards, SIDE * PAGE, GUARD_INSTALL);
     CHECK(!result || errno == ENOMEM || errno == EINVAL, "%s: madvise: %d", what, errno);
     for (uint64_t page = 0; page < SIDE; page++) ((volatile char *)before)[page * PAGE] = 1;
@@ -43,6 +47,8 @@ int main(int count, char **arguments) {
     uint64_t pages = pages_of(count, arguments);
     struct sigaction action = {.sa_handler = caught};
     sigaction(SIGSEGV, &action, NULL);
+    has_guards = !madvise(map(1), PAGE, GUARD_INSTALL);
+    if (!has_guards) fprintf(stderr, "LEFT OUT: this kernel has no guard pages\n");
 
     guarded(grown(SIDE), "a mapping that grew");
 
@@ -58,6 +64,13 @@ int main(int count, char **arguments) {
     char *at = with_file + (SIDE + SIDE / 2) * PAGE;
     CHECK(mmap(at, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) == at, "mmap: %d", errno);
     guarded(with_file, "a mapping that grew around a file");
+
+    /* Its first half has become ordinary memory, and of its second half nobody has said anything: it is one mapping all the same. */
+    char *half = grown(SIDE);
+    CHECK(!has_guards || !madvise(half, SIDE * PAGE, GUARD_INSTALL), "madvise: %d", errno);
+    half = mremap(half, 2 * SIDE * PAGE, 4 * SIDE * PAGE, MREMAP_MAYMOVE);
+    CHECK(half != MAP_FAILED, "mremap: %d", errno);
+    if (has_guards) CHECK(is_guarded(half) && !is_guarded(half + SIDE * PAGE), "guards move along");
 
     /* Nobody has touched it when it is to be wiped; most of it leaves before the child comes. */
     char *wiped = grown(pages) + pages * PAGE;

@@ -165,9 +165,9 @@ impl Initiator {
     }
 
     /// This side's own memory has refused bytes or words of a read for good. The read ends when the peer answers that.
-    pub(crate) fn read_refused_here(&mut self, read: TransferId, code: NackCode) {
-        if let Some(transfer) = self.transfers.find(read).filter(|_| !code.is_transient()) {
-            transfer.own_refusal.get_or_insert(code);
+    pub(crate) fn read_refused_here(&mut self, read: TransferId, refusal: Refusal) {
+        if let Some(transfer) = self.transfers.find(read).filter(|_| !refusal.code.is_transient()) {
+            transfer.own_refusal.get_or_insert(refusal);
         }
     }
 
@@ -265,9 +265,10 @@ impl Initiator {
         let too_long =
             self.attended.at(now).since_ns(transfer.first_asked_at) >= self.config.refused_give_up_ns;
         if !refusal.code.is_transient() || too_long {
-            let is_own = transfer.is_refused_here(&refusal);
-            let why = if is_own { TransferError::Local } else { TransferError::Refused };
-            self.end(index, Err(why(refusal)));
+            // The peer's answer does not say whose memory has refused. If the own one has, the read cannot succeed, whatever the
+            // source may have refused, too.
+            let why = transfer.own_refusal.map_or(TransferError::Refused(refusal), TransferError::Local);
+            self.end(index, Err(why));
         } else if transfer.queue == Queue::Asked {
             self.leave_queue(index);
             let transfer = &mut self.transfers.entries[index as usize];

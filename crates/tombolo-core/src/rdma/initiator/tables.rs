@@ -9,7 +9,7 @@ use crate::rdma::time::Time;
 use crate::rdma::transaction::State;
 use crate::rdma::transfer::{Class, PeerId, Transfer, TransferError, TransferId};
 use std::collections::VecDeque;
-use tombolo_wire::{Attempt, Generation, NackCode, READ_WINDOW, Refusal, RequestId};
+use tombolo_wire::{Attempt, Generation, READ_WINDOW, Refusal, RequestId};
 
 /// The list a transfer is in. It is in one at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +75,8 @@ pub(super) struct TransferState {
     /// By the attended clock.
     pub first_asked_at: Time,
     pub unanswered: u32,
-    /// Why this side's own memory has first refused a block of the answer for good.
-    pub own_refusal: Option<NackCode>,
+    /// Why this side's own memory has first refused a block of the answer for good, and where.
+    pub own_refusal: Option<Refusal>,
 }
 
 impl TransferState {
@@ -121,19 +121,6 @@ impl TransferState {
             unanswered: 0,
             own_refusal: None,
         }
-    }
-
-    /// Whether a read was turned away because this side's own memory refused its answer. The peer's answer has a code and an address,
-    /// but does not say in which node's memory.
-    pub fn is_refused_here(&self, refusal: &Refusal) -> bool {
-        let Transfer { destination_address, size_bytes, notification, .. } = self.spec;
-        let Some(own) = self.own_refusal else { return false };
-        // Several blocks may have been refused, for several reasons: the peer reports the first that it hears of.
-        let lies_here = || {
-            refusal.may_lie_in(destination_address, size_bytes.into())
-                || notification.is_some_and(|words| refusal.may_lie_in(words.address, 16))
-        };
-        if refusal.address.is_some() { lies_here() } else { own == refusal.code }
     }
 
     /// Whether the last block has a notification. A write-back always has one, because its end completes
