@@ -132,6 +132,7 @@ impl World {
             attempt_timeout_ns: 20 * MS,
             touch_timeout_ns: 20 * MS,
             max_attempts: random.among(&[2, 32]),
+            max_pages_gone: random.among(&[2, 32]),
             denied_ns: 10 * MS,
             handles_faults: !random.one_in(10),
         };
