@@ -54,19 +54,19 @@ fn carry(triangle: &Triangle, poster: usize, from: usize, to: usize) {
     let word = |offset: usize| destination.word((2 << 20) - offset).unwrap().load(Ordering::Acquire);
     assert_eq!((word(16), word(8)), (8, 9));
 
-    for (source, destination) in [
-        (secret.address(), destination.address()),
-        (source.address(), closed.address()),
-        (source.address() + (2 << 20), destination.address()),
+    for (source, destination, of) in [
+        (secret.address(), destination.address(), from),
+        (source.address(), closed.address(), to),
+        (source.address() + (2 << 20), destination.address(), from),
     ] {
         let outcome = asking.carry(there, here, Spec::new(source, destination, 64)).unwrap().wait(PATIENCE);
-        // Of the poster's node only what lies there is its own side's.
+        // Only what lies at the poster's node is of its own side.
         let is_right = match outcome {
             Err(WaitError::Failed(Failure::Refused { .. })) => true,
-            Err(WaitError::Failed(Failure::Local { .. })) => from == poster,
+            Err(WaitError::Failed(Failure::Local { .. })) => of == poster,
             _ => false,
         };
-        assert!(is_right, "node {poster} asked, {from} to {to}: {outcome:?}");
+        assert!(is_right, "node {poster} asked, {from} to {to}, of {of}: {outcome:?}");
     }
     let mut found = [0; 64];
     closed.read(0, &mut found).unwrap();
