@@ -224,7 +224,7 @@ impl Pager {
                 hurt.push((space, lost));
             }
         }
-        // Whoever waited for those faults again, and gets its SIGBUS then.
+        // A thread that waited for one of those pages faults again, finds it lost, and gets its SIGBUS then.
         let on_the_way = self.lost_on_the_way.swap(0, Ordering::Relaxed);
         let total: u64 = hurt.iter().map(|(_, lost)| lost).sum();
         Counters::add(&self.stats.counters.lost_pages, total + on_the_way);

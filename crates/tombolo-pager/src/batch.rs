@@ -378,8 +378,14 @@ impl Evictor {
     fn end_settled(&mut self, batch: &mut Batch) {
         let (settled, left): (Vec<_>, Vec<_>) = batch.victims.iter().partition(|victim| victim.is_settled());
         batch.victims = left;
-        self.evicted(settled.len() as u64);
-        self.end(&batch.space, settled);
+        self.end_and_count(&batch.space, settled);
+    }
+
+    /// Ends evictions, and counts those whose pages have left.
+    fn end_and_count(&mut self, space: &Arc<Space>, victims: Vec<Victim>) {
+        let left = victims.iter().filter(|victim| !matches!(victim.way, Way::Stay | Way::Unshare));
+        self.evicted(left.count() as u64);
+        self.end(space, victims);
     }
 
     /// Maps the pages that stay, after all. Those that cannot be mapped yet keep their place in the staging memory.
@@ -629,9 +635,7 @@ impl Evictor {
         let (left, over): (Vec<_>, Vec<_>) =
             batch.victims.drain(..).partition(|victim| victim.way == Way::Keep || victim.way.goes_back());
         batch.victims = left;
-        let stay = over.iter().filter(|victim| matches!(victim.way, Way::Stay | Way::Unshare)).count();
-        self.evicted((over.len() - stay) as u64);
-        self.end(&batch.space, over);
+        self.end_and_count(&batch.space, over);
         if order.drop.is_empty() && order.unshare.is_empty() {
             self.settle(batch);
             return;
@@ -715,9 +719,7 @@ impl Evictor {
             self.batches.push(batch);
             return false;
         }
-        let stayed = |victim: &&Victim| victim.way == Way::Stay;
-        self.evicted((batch.victims.len() - batch.victims.iter().filter(stayed).count()) as u64);
-        self.end(&batch.space, std::mem::take(&mut batch.victims));
+        self.end_and_count(&batch.space, std::mem::take(&mut batch.victims));
         {
             let mut table = batch.space.lock();
             (table.command, table.touching) = (0, false);

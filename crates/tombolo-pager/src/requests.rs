@@ -37,7 +37,8 @@ fn is_mixed(table: &Table, start: u64, length: u64) -> bool {
 /// Nothing of a range is reported any more. The kernel refuses that as a whole where nothing is mapped, and where one mapping is
 /// of a kind that can never be far; which there are, it says.
 fn unregister(space: &Space, table: &Table, start: u64, length: u64) -> io::Result<()> {
-    let unregister = |start, end| match space.uffd.unregister(start, end - start) {
+    // A mapping that can never be far is refused.
+    let unregister_part = |start, end| match space.uffd.unregister(start, end - start) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         ended => ended,
     };
@@ -50,10 +51,10 @@ fn unregister(space: &Space, table: &Table, start: u64, length: u64) -> io::Resu
     else {
         // Those that are known to be far, then.
         let mut far = table.states.ranges_within(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES)).into_iter();
-        return far.try_for_each(|(first, end)| unregister(Space::address(first), Space::address(end)));
+        return far.try_for_each(|(first, end)| unregister_part(Space::address(first), Space::address(end)));
     };
     let mut within = mapped.into_iter().map(|(from, to)| (from.max(start), to.min(end)));
-    within.try_for_each(|(from, to)| if from < to { unregister(from, to) } else { Ok(()) })
+    within.try_for_each(|(from, to)| if from < to { unregister_part(from, to) } else { Ok(()) })
 }
 
 impl Pager {

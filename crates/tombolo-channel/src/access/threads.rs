@@ -251,7 +251,7 @@ mod tests {
         has_come: AtomicBool,
         /// A fork shares the page when it has come.
         is_shared: AtomicBool,
-        /// It is away again when it has been touched, until bytes are copied.
+        /// It is away again as soon as it has been touched.
         is_fickle: AtomicBool,
         /// A touch that is under way ends without the page.
         is_denied: AtomicBool,

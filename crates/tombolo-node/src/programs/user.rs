@@ -8,7 +8,7 @@ const OF_A_PROGRAM: u64 = 1 << 62;
 pub(crate) const SMALL_LOOPBACK: u64 = 1 << 61;
 /// Marks the transfers that a peer asked for.
 const OF_A_PEER: u64 = 1 << 60;
-/// The user numbers of the node's own transfers have so many bits: those above are marks.
+/// Bits of the user number of a transfer that the node itself has posted. The bits above mark transfers of programs and of peers.
 pub(crate) const NODE_BITS: u32 = OF_A_PEER.trailing_zeros();
 
 /// On whose behalf a transfer goes, by its user number.

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define PAGE 4096ul
@@ -65,6 +66,18 @@ static inline char *map(uint64_t pages) {
     char *base = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(base != MAP_FAILED, "mmap of %lu pages", (unsigned long)pages);
     return base;
+}
+
+/* A child finds zeroes there. */
+static inline void check_wiped(char *base, uint64_t pages) {
+    pid_t pid = fork();
+    CHECK(pid >= 0, "fork");
+    if (pid == 0) {
+        for (uint64_t page = 0; page < pages; page++) check_zero(base + page * PAGE, "in the child");
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "status %x", status);
 }
 
 /* Pages of the first argument, in MiB. */

@@ -3,7 +3,6 @@
 #include "pattern.h"
 
 #include <errno.h>
-#include <sys/wait.h>
 
 int main(int count, char **arguments) {
     uint64_t pages = pages_of(count, arguments);
@@ -11,14 +10,7 @@ int main(int count, char **arguments) {
     fill(wiped, pages, 0, 1);
     CHECK(!madvise(wiped, pages * PAGE, MADV_WIPEONFORK), "madvise: %d", errno);
     check(wiped, pages, 0, 1, "after the call");
-    pid_t pid = fork();
-    CHECK(pid >= 0, "fork");
-    if (pid == 0) {
-        for (uint64_t page = 0; page < pages; page++) check_zero(wiped + page * PAGE, "in the child");
-        _exit(0);
-    }
-    int status;
-    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "status %x", status);
+    check_wiped(wiped, pages);
     check(wiped, pages, 0, 1, "after the fork");
     puts("wiped");
     return 0;

@@ -28,8 +28,8 @@ const BUFFER_SHIFT: u32 = 44;
 const NO_BUFFER: u64 = 0xfff;
 
 impl FarStore {
-    /// Carries out what the store wants done, and what follows from that. Returns whether transfers were posted: they are sent by whoever
-    /// drives the node next.
+    /// Carries out what the store wants done, and what follows from that. Returns whether it has posted transfers: the next thread that
+    /// drives the node sends them.
     pub(super) fn carry_out(&self) -> bool {
         let mut has_posted = false;
         loop {
