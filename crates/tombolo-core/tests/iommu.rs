@@ -234,7 +234,7 @@ impl World {
             range_start: start,
             range_end: end,
             policy,
-            copied_bytes: length as u32,
+            copied_bytes: (length as u32).min(if number % 4 == 0 { 1400 } else { u32::MAX }),
             is_free_to_pause: access_end == End::Source,
             is_of_asker: number % 5 == 0 && access_end != End::Source,
         };
@@ -526,7 +526,7 @@ impl World {
         for (number, known) in self.accesses.values() {
             let block = &self.blocks[*number];
             if *known == Known::Waiting && block.access.end == End::Destination {
-                held[block.program] += u64::from(block.access.length_bytes);
+                held[block.program] += u64::from(block.access.copied_bytes);
             }
         }
         assert!(held.iter().all(|bytes| *bytes <= self.config.max_held_bytes), "{held:?} wait");
@@ -877,6 +877,59 @@ fn a_page_that_cannot_be_had_is_asked_for_once_for_all_that_fault_at_once() {
     iommu.touched(now, context, touch, Err(refused));
     let expected: Vec<_> = ids.iter().map(|id| Action::Refuse(*id, refused)).collect();
     assert_eq!(told(&mut iommu, now), expected);
+}
+
+/// Of a block that comes in packets some find their pages, and others never: these are forced all the same. Neither blocks that end without
+/// them nor later ones of the same slot change that.
+#[test]
+fn a_packet_whose_page_goes_as_fast_as_it_comes_is_forced() {
+    let config = Config { max_bringing_bytes: 0, max_held_bytes: 20_000, ..Config::default() };
+    let (mut iommu, context, now) = (Iommu::new(config), ContextId(1), Time::default());
+    iommu.open(context);
+    let policy = FaultPolicy { mode: FaultMode::Terminate, touch: TouchPolicy::Page };
+    let packet = Access { policy, length_bytes: 16_384, copied_bytes: 1400, ..bringing(context) };
+    let absent = |iommu: &mut Iommu, access| {
+        let id = iommu.begin(now, access).unwrap();
+        iommu.attempted(now, context, id, Outcome::Absent(1, Absence::Missing));
+        match told(iommu, now)[..] {
+            [Action::Attempt { access, is_forced: true }] if access == id => Some(id),
+            [Action::Pause { .. }, Action::Touch { touch, .. }] => {
+                iommu.touched(now, context, touch, Ok(()));
+                assert_eq!(told(iommu, now), [Action::Ready(id)]);
+                None
+            }
+            ref asked => panic!("{asked:?}"),
+        }
+    };
+    let mut others = 0;
+    let mut other = || {
+        others += 1;
+        let by = FaultSource { node: 1, transaction: (others % 1024) as u16, sequence: others };
+        Access { by, ..packet }
+    };
+    let mut forced = Vec::new();
+    for round in 0.. {
+        let found = iommu.begin(now, packet).unwrap();
+        iommu.attempted(now, context, found, Outcome::Done(0));
+        assert_eq!(told(&mut iommu, now), [Action::Done(found, 0)]);
+        for _ in 0..500 {
+            assert_eq!(absent(&mut iommu, other()), None);
+        }
+        // While those that are forced hold all the bytes that may wait, others pause.
+        if let Some(id) = absent(&mut iommu, packet) {
+            forced.push(id);
+            assert!(round >= config.max_pages_gone);
+        } else if !forced.is_empty() {
+            break;
+        }
+        assert!(round < 2 * config.max_pages_gone);
+    }
+    assert_eq!(forced.len() as u64, config.max_held_bytes / 1400);
+    for id in forced {
+        iommu.attempted(now, context, id, Outcome::Done(0));
+        assert_eq!(told(&mut iommu, now), [Action::Done(id, 0)]);
+    }
+    assert!(iommu.is_idle());
 }
 
 /// Of two pages of a block one is always away, since a pager has room for few. The copying itself brings them in then, one after the other.

@@ -16,6 +16,8 @@ pub(crate) enum Permission {
 /// A mapping of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
+    /// Its first address.
+    pub(crate) start: u64,
     /// The first address behind it.
     pub(crate) end: u64,
     permissions: u64,
@@ -48,16 +50,28 @@ struct MapQuery {
     build_id: u64,
 }
 
+/// Also the next mapping, where there is none at the address.
+const OR_NEXT: u64 = 0x10;
+
 /// The mapping at an address. ENOENT: there is none. ENOTTY or EINVAL: the kernel is older.
 pub(crate) fn mapping_at(maps: &File, address: u64) -> io::Result<Mapping> {
-    let mut query = MapQuery { size: size_of::<MapQuery>() as u64, address, ..MapQuery::default() };
+    mapping(maps, address, 0)
+}
+
+/// The mapping at an address, or the next one behind it. Errors as of [`mapping_at`].
+pub(crate) fn mapping_from(maps: &File, address: u64) -> io::Result<Mapping> {
+    mapping(maps, address, OR_NEXT)
+}
+
+fn mapping(maps: &File, address: u64, flags: u64) -> io::Result<Mapping> {
+    let mut query = MapQuery { size: size_of::<MapQuery>() as u64, flags, address, ..MapQuery::default() };
     let request = libc::_IOWR::<MapQuery>(u32::from(b'f'), 17);
     // SAFETY: the ioctl reads and writes the structure, whose size it is told, and no more: no buffers for names
     // are given.
     if unsafe { libc::ioctl(maps.as_raw_fd(), request, &raw mut query) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(Mapping { end: query.end, permissions: query.permissions })
+    Ok(Mapping { start: query.start, end: query.end, permissions: query.permissions })
 }
 
 #[cfg(test)]

@@ -241,6 +241,30 @@ pub fn mappings(pid: u32) -> io::Result<Vec<(u64, u64)>> {
     Ok(text.lines().filter_map(parse).collect())
 }
 
+/// The mappings of a process that overlap a range, cut off at its ends, in order: start and end.
+pub fn mappings_within(pid: u32, range: std::ops::Range<u64>) -> io::Result<Vec<(u64, u64)>> {
+    let maps = std::fs::File::open(format!("/proc/{pid}/maps"))?;
+    let (mut found, mut at) = (Vec::new(), range.start);
+    while at < range.end {
+        match maps::mapping_from(&maps, at) {
+            Ok(mapping) if mapping.start < range.end => {
+                found.push((mapping.start.max(range.start), mapping.end.min(range.end)));
+                at = mapping.end;
+            }
+            Ok(_) => break,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => break,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
+                // Kernels before 6.11.
+                let all = mappings(pid)?.into_iter();
+                let all = all.map(|(start, end)| (start.max(range.start), end.min(range.end)));
+                return Ok(all.filter(|(start, end)| start < end).collect());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
 /// Whether the mapping at an address of a process is writable, if there is one. An error: it cannot be looked at.
 pub fn is_writable(pid: u32, address: u64) -> io::Result<Option<bool>> {
     let maps = std::fs::File::open(format!("/proc/{pid}/maps"))?;

@@ -31,6 +31,7 @@ const UFFDIO_REGISTER: u64 = iowr(0x00, 32);
 const UFFDIO_UNREGISTER: u64 = ior(0x01, 16);
 const UFFDIO_WAKE: u64 = ior(0x02, 16);
 const UFFDIO_COPY: u64 = iowr(0x03, 40);
+const UFFDIO_ZEROPAGE: u64 = iowr(0x04, 32);
 const UFFDIO_WRITEPROTECT: u64 = iowr(0x06, 24);
 const UFFDIO_POISON: u64 = iowr(0x08, 32);
 
@@ -57,6 +58,7 @@ const REGISTER_MISSING: u64 = 1;
 const REGISTER_WRITE_PROTECT: u64 = 2;
 const COPY_DONT_WAKE: u64 = 1;
 const COPY_WRITE_PROTECT: u64 = 2;
+const ZEROES_DONT_WAKE: u64 = 1;
 const PROTECT_ON: u64 = 1;
 const PROTECT_DONT_WAKE: u64 = 2;
 
@@ -261,6 +263,16 @@ impl Userfaultfd {
     ) -> Result<usize, UffdError> {
         let protect = if protect { COPY_WRITE_PROTECT } else { 0 };
         self.copy_in_mode(target, source, length, COPY_DONT_WAKE | protect)
+    }
+
+    /// Maps the kernel's page of zeroes where nothing is, not even a guard, and wakes no thread: that is for [`Userfaultfd::wake`].
+    /// Returns the bytes mapped.
+    pub fn zero_without_wake(&self, start: u64, length: usize) -> Result<usize, UffdError> {
+        let mut request = [start, length as u64, ZEROES_DONT_WAKE, 0];
+        match self.ioctl(UFFDIO_ZEROPAGE, &mut request) {
+            Ok(()) => Ok(length),
+            Err(error) => Err(classify(error, request[3] as i64)),
+        }
     }
 
     fn copy_in_mode(&self, target: u64, source: u64, length: usize, mode: u64) -> Result<usize, UffdError> {

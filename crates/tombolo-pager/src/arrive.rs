@@ -1,10 +1,9 @@
 //! What far memory reports: pages that arrive, and lenders that are lost.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, State};
+use tombolo_core::pager::{Entry, Outcome, PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process;
 use tombolo_host::uffd::UffdError;
 use tombolo_node::{FarEvent, FarMemory};
@@ -149,6 +148,12 @@ impl Pager {
             let mut contents = Box::new(PageBuffer([0; PAGE_BYTES as usize]));
             if process::read_exactly(std::process::id(), source, &mut contents.0).is_ok() {
                 self.deferred.lock().push_back(Deferred::Arrival { ticket, contents, since });
+                return;
+            }
+            // It is fetched once more by whoever wants it.
+            let mut table = space.lock();
+            if !table.closed && table.states.operation(name.page()).1.state() == State::Fetching {
+                self.fetch_put_off(&space, &mut table, name.page());
             }
         }
     }
@@ -168,17 +173,24 @@ impl Pager {
         }
     }
 
-    /// A page cannot be fetched: its lender is gone.
+    /// A page cannot be fetched: mostly, its lender is gone.
     fn fetch_failed(&self, space: &Arc<Space>, table: &mut Table, began: Page) {
+        let (_, entry) = table.states.operation(began);
+        let is_discarded = entry.is_discarded();
         let finished = {
             let mut slots = self.far.slots();
-            let (_, entry) = table.states.operation(began);
             if let Some(slot) = entry.slot() {
                 slots.release(slot);
             }
             table.states.finish(began, Outcome::Lost, 0, &mut slots)
         };
-        self.lost_on_the_way.fetch_add(1, Ordering::Relaxed);
+        if !is_discarded {
+            Counters::add(&self.stats.counters.lost_pages, 1);
+            self.say_once(
+                "fetch",
+                "a page could not be had from its lenders: the program gets SIGBUS if it uses it",
+            );
+        }
         self.unreserve(space, u64::from(finished.freed));
         // A thread that waits faults again, and finds the page lost.
         for page in finished.wake {
@@ -208,33 +220,30 @@ impl Pager {
         self.poll_links();
         let mut hurt = Vec::new();
         for space in self.all_spaces() {
-            let mut lost = 0;
+            let (mut lost, mut on_the_way) = (0, 0);
             let table = space.lock();
             // Others need the slots meanwhile.
             for entries in table.states.all().chunks(SCANNED_AT_ONCE) {
                 let slots = self.far.slots();
-                for (_, entry) in entries {
-                    let is_only_far =
-                        matches!(entry.state(), State::Remote | State::Fetching | State::EvictDrop);
-                    lost += u64::from(is_only_far && entry.slot().is_some_and(|slot| slots.is_lost(slot)));
+                let is_lost = |entry: &Entry| entry.slot().is_some_and(|slot| slots.is_lost(slot));
+                for (_, entry) in entries.iter().filter(|(_, entry)| is_lost(entry)) {
+                    match entry.state() {
+                        State::Remote | State::EvictDrop => lost += 1,
+                        // These are counted when that is known of each.
+                        State::Fetching if !entry.is_discarded() => on_the_way += 1,
+                        _ => {}
+                    }
                 }
             }
             drop(table);
-            if lost > 0 {
-                hurt.push((space, lost));
+            Counters::add(&self.stats.counters.lost_pages, lost);
+            if lost + on_the_way > 0 {
+                hurt.push((space, lost + on_the_way));
             }
         }
         // A thread that waited for one of those pages faults again, finds it lost, and gets its SIGBUS then.
-        let on_the_way = self.lost_on_the_way.swap(0, Ordering::Relaxed);
-        let total: u64 = hurt.iter().map(|(_, lost)| lost).sum();
-        Counters::add(&self.stats.counters.lost_pages, total + on_the_way);
-        if on_the_way > 0 {
-            let kib = on_the_way * PAGE_BYTES / 1024;
-            (self.notify)(&format!(
-                "lender {who} is gone ({why}), and with it {kib} KiB that were on their way from it"
-            ));
-        } else if hurt.is_empty() {
-            (self.notify)(&format!("lender {who} is gone ({why}); nothing of the program is lost"));
+        if hurt.is_empty() {
+            (self.notify)(&format!("lender {who} is gone ({why}); nothing of the program is lost with it"));
             return;
         }
         for (space, lost) in hurt {

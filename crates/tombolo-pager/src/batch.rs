@@ -66,6 +66,8 @@ pub(crate) enum Way {
     Unread,
     /// It stays as it was.
     Stay,
+    /// It stays as it was, since the kernel does not move such a page.
+    Refused,
     /// It was moved and could not be saved: it goes back.
     Back,
     /// It was wanted before it was saved, and is back already, but for children that share its end.
@@ -383,7 +385,8 @@ impl Evictor {
 
     /// Ends evictions, and counts those whose pages have left.
     fn end_and_count(&mut self, space: &Arc<Space>, victims: Vec<Victim>) {
-        let left = victims.iter().filter(|victim| !matches!(victim.way, Way::Stay | Way::Unshare));
+        let left =
+            victims.iter().filter(|victim| !matches!(victim.way, Way::Stay | Way::Refused | Way::Unshare));
         self.evicted(left.count() as u64);
         self.end(space, victims);
     }
@@ -447,7 +450,7 @@ impl Evictor {
                 (ENOENT, _) => Way::Absent,
                 (EBUSY, _) => Way::Unshare,
                 (EINVAL, _) if !batch.space.changes_unseen() && writable() == Some(false) => Way::Keep,
-                _ => Way::Stay,
+                _ => Way::Refused,
             };
             victim.way = match status {
                 0 | UNKNOWN if victim.clean => Way::Gone,
@@ -696,7 +699,7 @@ impl Evictor {
         if table.states.get(page).state() != State::Resident || table.closed {
             return;
         }
-        let poisoned = space.uffd.poison(Space::address(page), PAGE_BYTES as usize);
+        let poisoned = space.at_rest(space.uffd.poison(Space::address(page), PAGE_BYTES as usize));
         // Where the mappings are changing again, a thread that touches the page has it poisoned, unless it is there.
         if !matches!(poisoned, Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone)) {
             table.states.lost(page, &mut self.pager.far.slots());
@@ -742,14 +745,14 @@ impl Evictor {
                     Way::Moved(_) | Way::Gone | Way::Keep => victim.slot.map_or(Ending::Zero, Ending::Saved),
                     Way::Absent => victim.slot.filter(|_| victim.clean).map_or(Ending::Zero, Ending::Saved),
                     Way::Unread => Ending::Lost,
+                    Way::Refused => Ending::Refused(victim.slot.filter(|_| victim.clean)),
                     Way::Stay | Way::Unshare | Way::Back | Way::Taken | Way::Move | Way::Clean => {
-                        Counters::add(&counters.evictions_undone, 1);
                         Ending::Stays(victim.slot.filter(|_| victim.clean))
                     }
                 };
+                Counters::add(&counters.evictions_undone, u64::from(ending.stays()));
                 Counters::add(&counters.clean_drops, u64::from(victim.clean && victim.way == Way::Gone));
-                let held = matches!(ending, Ending::Saved(_) | Ending::Stays(Some(_)));
-                if let Some(slot) = victim.slot.filter(|_| !held) {
+                if let Some(slot) = victim.slot.filter(|_| ending.slot().is_none()) {
                     slots.release(slot);
                 }
                 endings.push((victim.page, ending));

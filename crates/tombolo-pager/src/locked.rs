@@ -88,8 +88,25 @@ impl Space {
         protect: bool,
     ) -> Result<usize, UffdError> {
         let length = count as usize * PAGE_BYTES as usize;
-        let mapped =
-            self.at_rest(self.uffd.copy_without_wake(Space::address(first), source, length, protect));
+        self.note_mapped(
+            table,
+            first,
+            self.uffd.copy_without_wake(Space::address(first), source, length, protect),
+        )
+    }
+
+    /// Maps a page of zeroes, which a guard refuses; threads that wait for it go on when the table is unlocked.
+    pub(crate) fn map_zero(&self, table: &mut Table, page: Page) -> Result<usize, UffdError> {
+        self.note_mapped(table, page, self.uffd.zero_without_wake(Space::address(page), PAGE_BYTES as usize))
+    }
+
+    fn note_mapped(
+        &self,
+        table: &mut Table,
+        first: Page,
+        mapped: Result<usize, UffdError>,
+    ) -> Result<usize, UffdError> {
+        let mapped = self.at_rest(mapped);
         let bytes = match mapped {
             Ok(bytes) | Err(UffdError::Again(bytes) | UffdError::Exists(bytes)) => bytes,
             Err(_) => 0,

@@ -89,8 +89,6 @@ pub struct Pager {
     pub polls: Vec<PollSet>,
     /// Held while the links in them change.
     pub polling: Mutex<()>,
-    /// Pages that were lost while they were being fetched, since a lender was last said to be gone.
-    pub lost_on_the_way: AtomicU64,
     /// Of children that cannot be served: a page fault there waits.
     pub unserved: Mutex<Vec<Userfaultfd>>,
     /// Descriptors to give up where no other is left: a fork that cannot be followed would hang.
@@ -192,7 +190,6 @@ impl Pager {
             habit: WriteHabit::default(),
             polls,
             polling: Mutex::new(()),
-            lost_on_the_way: AtomicU64::new(0),
             unserved: Mutex::new(Vec::new()),
             spare: Mutex::new((0..SPARE).map_while(|_| std::fs::File::open("/dev/null").ok()).collect()),
             keeper,
@@ -312,12 +309,12 @@ impl Pager {
             let mut gone = 0;
             for (page, outcome) in endings {
                 if table.closed {
-                    if let Outcome::Saved(slot) | Outcome::Stays(Some(slot)) = outcome {
+                    if let Some(slot) = outcome.slot() {
                         slots.release(slot);
                     }
                     continue;
                 }
-                gone += u64::from(!matches!(outcome, Outcome::Stays(_)));
+                gone += u64::from(!outcome.stays());
                 let finished = table.states.finish(page, outcome, age, &mut slots);
                 for &page in &finished.wake {
                     self.stats.waited(&mut table, page);
@@ -327,7 +324,11 @@ impl Pager {
                 freed += u64::from(finished.freed);
                 gained += u64::from(finished.gained);
                 if finished.unqueued {
-                    replacement.reinsert(PageName::new(space.index, finished.page));
+                    let name = PageName::new(space.index, finished.page);
+                    match outcome {
+                        Outcome::Refused(_) => replacement.refused(name),
+                        _ => replacement.reinsert(name),
+                    }
                     let entry = table.states.get(finished.page);
                     table.states.set(finished.page, entry.with_queued(true));
                 }

@@ -12,7 +12,8 @@ use tombolo_host::uffd::UffdError;
 
 use crate::pager::Pager;
 use crate::protocol::{
-    ATTACH_PAGE, Answer, IS_MIXED, LOCALISE, NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request,
+    ATTACH_PAGE, Answer, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, NO_REQUEST, REGISTER,
+    REQUEST_PAGE, REQUESTS, Request,
 };
 use crate::serve::{NotBrought, Step};
 use crate::space::{Space, Table};
@@ -28,33 +29,19 @@ const LOOKED_AT_ONCE: u64 = 1 << 14;
 struct PageBuffer([u8; PAGE_BYTES as usize]);
 
 /// Whether a part of a range is not known to be far memory: it is ordinary memory, or has become far unsaid.
-fn is_mixed(table: &Table, start: u64, length: u64) -> bool {
+fn is_partly_unknown(table: &Table, start: u64, length: u64) -> bool {
     let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
     let far: u64 = table.states.ranges_within(first, end).into_iter().map(|(first, end)| end - first).sum();
     far < end - first
 }
 
-/// Nothing of a range is reported any more. The kernel refuses that as a whole where nothing is mapped, and where one mapping is
-/// of a kind that can never be far; which there are, it says.
-fn unregister(space: &Space, table: &Table, start: u64, length: u64) -> io::Result<()> {
-    // A mapping that can never be far is refused.
-    let unregister_part = |start, end| match space.uffd.unregister(start, end - start) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
-        ended => ended,
-    };
-    let end = start + length;
-    if space.uffd.unregister(start, length).is_ok() {
-        return Ok(());
+/// What lies of a range before the control area, and what behind: nothing of that becomes ordinary memory.
+fn around_control(space: &Space, start: u64, end: u64) -> [(u64, u64); 2] {
+    let (control, behind) = (space.control_address(0), space.control_address(CONTROL_PAGES));
+    if end <= control || behind <= start {
+        return [(start, end), (end, end)];
     }
-    let program = space.program();
-    let Some(Ok(mapped)) = program.map(|program| process::mappings(process::thread_with_memory(program.pid)))
-    else {
-        // Those that are known to be far, then.
-        let mut far = table.states.ranges_within(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES)).into_iter();
-        return far.try_for_each(|(first, end)| unregister_part(Space::address(first), Space::address(end)));
-    };
-    let mut within = mapped.into_iter().map(|(from, to)| (from.max(start), to.min(end)));
-    within.try_for_each(|(from, to)| if from < to { unregister_part(from, to) } else { Ok(()) })
+    [(start, control.max(start)), (behind.min(end), end)]
 }
 
 impl Pager {
@@ -129,8 +116,15 @@ impl Pager {
         let answer = match (operation, end) {
             (REGISTER, Some(_)) => self.register(space, table, start, length),
             (LOCALISE, Some(_)) => self.localise(space, table, start, length),
-            (IS_MIXED, Some(_)) => {
-                Answer { served: 1, value: is_mixed(table, start, length).into(), number: 0 }
+            (IS_PARTLY_UNKNOWN, Some(_)) => {
+                Answer { served: 1, value: is_partly_unknown(table, start, length).into(), number: 0 }
+            }
+            (GUARD, Some(end)) => {
+                table.states.guard(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
+                Answer { served: 1, ..Answer::default() }
+            }
+            (GUARDED, Some(end)) => {
+                self.discard_guarded(space, table, start / PAGE_BYTES, end.div_ceil(PAGE_BYTES))
             }
             _ => Answer::default(),
         };
@@ -214,17 +208,71 @@ impl Pager {
         used.sort_unstable();
         let end = used.get(LOCALISED_AT_ONCE).copied().unwrap_or(looked_at);
         let length = if end == whole { length } else { (end - first) * PAGE_BYTES };
+        let not_yet = Answer { served: 1, value: 1, ..Answer::default() };
         if !self.bring_all(space, table, first, end) {
-            return Answer { served: 1, value: 1, ..Answer::default() };
+            return not_yet;
         }
-        if let Err(error) = unregister(space, table, start, length) {
-            self.say_once("localise", &format!("far memory could not be made local ({error})"));
-            return Answer::default();
+        // A mapping is split there, perhaps. The parts can be joined again, as when one moves, only if it had a page before.
+        if table.states.first_far(first, first + 1).is_some() && !table.states.may_have_guard(first) {
+            let _ = space.map(table, first, self.zeroes.address(), 1, false);
         }
+        for (start, end) in around_control(space, start, start + length) {
+            match self.unregister(space, table, start, end) {
+                Ok(true) => {}
+                Ok(false) => return not_yet,
+                Err(error) => {
+                    self.say_once("localise", &format!("far memory could not be made local ({error})"));
+                    return Answer::default();
+                }
+            }
+        }
+        let value = if end == whole { 0 } else { 1 + (end - first) };
+        Answer { served: 1, value, ..Answer::default() }
+    }
+
+    /// Nothing of a range is reported any more, nor known to be far. The kernel refuses that as a whole where nothing is mapped, and where
+    /// one mapping is of a kind that can never be far; which mappings there are, it says. It may also do a part and no more (where a
+    /// program has as many mappings as it may): whatever is not reported any more is not known to be far either, also in case of an
+    /// error. False: what is mapped cannot be told now.
+    fn unregister(&self, space: &Space, table: &mut Table, start: u64, end: u64) -> io::Result<bool> {
+        if start == end || space.uffd.unregister(start, end - start).is_ok() {
+            self.forget(space, table, start, end);
+            return Ok(true);
+        }
+        let parts = match space.program() {
+            Some(program) => process::mappings_within(process::thread_with_memory(program.pid), start..end),
+            // Those that are known to be far, then, page by page: a range may be several mappings.
+            None => {
+                let far = table.states.ranges_within(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
+                let pages = far.into_iter().flat_map(|(first, end)| first..end);
+                Ok(pages.map(|page| (Space::address(page), Space::address(page + 1))).collect())
+            }
+        };
+        let Ok(parts) = parts else { return Ok(false) };
+        for (start, end) in parts {
+            match space.uffd.unregister(start, end - start) {
+                // A mapping that can never be far is refused.
+                Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
+                _ => self.forget(space, table, start, end),
+            }
+        }
+        self.forget(space, table, start, end);
+        Ok(true)
+    }
+
+    /// A range is ordinary memory.
+    fn forget(&self, space: &Space, table: &mut Table, start: u64, end: u64) {
+        let (first, end) = (start / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
         let discarded = table.states.unregister(first, end, &mut self.far.slots());
         Counters::add(&self.stats.counters.localised_pages, discarded.resident);
         self.unreserve(space, discarded.resident);
-        let value = if end == whole { 0 } else { 1 + (end - first) };
-        Answer { served: 1, value, ..Answer::default() }
+    }
+
+    /// The program has installed guards: what was there is given up, and what is on its way is not mapped.
+    fn discard_guarded(&self, space: &Space, table: &mut Table, first: Page, end: Page) -> Answer {
+        let discarded = table.states.discard(first, end, &mut self.far.slots());
+        Counters::add(&self.stats.counters.discarded_pages, discarded.pages);
+        self.unreserve(space, discarded.resident);
+        Answer { served: 1, ..Answer::default() }
     }
 }

@@ -129,16 +129,7 @@ impl Pager {
             }
             count = most;
         }
-        // A mapping that grew is known when it was touched there.
-        let (low, high) = table.states.range(page).unwrap_or((page, page + u64::from(TOUCH_MAX)));
-        let states = &table.states;
-        let untouched =
-            |page: Page| (low..high).contains(&page) && states.get(page).state() == State::Untouched;
-        while first < page && !(first..page).all(untouched) {
-            first += 1;
-            count -= 1;
-        }
-        count = (0..count).take_while(|&step| untouched(first + u64::from(step))).count().max(1) as u32;
+        (first, count) = table.states.touched_with(page, first, count, TOUCH_MAX);
         let granted = self.reserve_for(space, agent, u64::from(count)) as u32;
         if granted == 0 {
             self.wait_for_room(fault);
@@ -175,6 +166,10 @@ impl Pager {
                 self.unreserve(space, u64::from(count));
                 match error {
                     UffdError::Again(_) => Step::Again,
+                    UffdError::Exists(_) if table.states.may_have_guard(page) => {
+                        space.wake_later(table, page, 1);
+                        Step::Done
+                    }
                     UffdError::Exists(_) => self.found_present(space, table, page, agent),
                     other => self.map_failed(space, table, page, &other),
                 }
@@ -200,7 +195,12 @@ impl Pager {
         first: Page,
         count: u32,
     ) -> Result<u32, UffdError> {
-        let bytes = match space.map(table, first, self.zeroes.address(), count, false) {
+        let mapped = if table.states.may_have_guard(first) {
+            space.map_zero(table, first)
+        } else {
+            space.map(table, first, self.zeroes.address(), count, false)
+        };
+        let bytes = match mapped {
             Ok(bytes) => bytes,
             // Some of them: enough for now.
             Err(UffdError::Again(bytes) | UffdError::Exists(bytes)) if bytes > 0 => bytes,
@@ -218,7 +218,12 @@ impl Pager {
     fn zero_again(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         // What is being copied from where it is must not be written to.
         let protect = table.states.get(page).is_kept();
-        match space.map(table, page, self.zeroes.address(), 1, protect) {
+        let mapped = if table.states.may_have_guard(page) && !protect {
+            space.map_zero(table, page)
+        } else {
+            space.map(table, page, self.zeroes.address(), 1, protect)
+        };
+        match mapped {
             Ok(_) => {
                 Counters::add(&self.stats.counters.unseen_drops, 1);
                 if table.states.get(page).state() == State::Resident {

@@ -10,7 +10,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, c_uint, c_void, off_t, size_t, ssize_t};
 
-use crate::protocol::{CHANGES_OFFSET, CONTROL_PAGES, IS_MIXED, LOCALISE, PAGE_BYTES, REGISTER};
+use crate::protocol::{
+    CHANGES_OFFSET, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, PAGE_BYTES, REGISTER,
+};
 use crate::sys::{self, with_errno};
 use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
 use crate::{agent, control, forking, start};
@@ -233,19 +235,44 @@ fn advise(start: usize, length: usize, advice: c_int) -> sys::Result {
     }
 }
 
-/// Installs guards: the kernel drops the pages and reports nothing, and a page that is mapped ahead would take a guard away. Part by
-/// part, as the kernel goes: where it refuses one, the pages behind that stay.
+/// Installs guards: the kernel drops the pages and reports nothing, and a page that is mapped takes a guard away. So the supervisor maps
+/// none unasked there from now on; then the kernel does what it does alone; and what is stored of the pages that have guards now is
+/// given up. A page that has come over a guard meanwhile goes by installing it again.
 fn guard(start: usize, length: usize) -> sys::Result {
-    let mut ended = Ok(0);
-    localise_each(start, length, |from, bytes| match sys::advise(from, bytes, GUARD_INSTALL) {
-        // It goes on behind a hole.
-        Err(libc::ENOMEM) => {
-            ended = Err(libc::ENOMEM);
-            Ok(())
+    let install = |bytes| sys::advise(start, bytes, GUARD_INSTALL);
+    let whole = length.checked_next_multiple_of(PAGE_BYTES).filter(|whole| *whole > 0);
+    let Some(whole) = whole.filter(|whole| is_whole_pages(start, *whole)) else {
+        // The kernel says what is wrong with it.
+        return install(length);
+    };
+    forking::attach_if_forked();
+    let ask = |operation, bytes| control::ask(operation, start, bytes).ok_or(libc::ENOMEM);
+    ask(GUARD, whole)?;
+    let installed = install(length);
+    // It goes on behind a hole, and stops at a mapping that it refuses.
+    let is_whole = |bytes, installed| match installed {
+        Ok(_) => true,
+        Err(error) => error == libc::ENOMEM && !sys::is_mapped(start, bytes),
+    };
+    let (mut guarded, mut refused) = if is_whole(whole, installed) { (whole, whole) } else { (0, whole) };
+    // Where it stopped: what it has done before it does again.
+    while refused - guarded > PAGE_BYTES {
+        let middle = guarded + (refused - guarded) / PAGE_BYTES / 2 * PAGE_BYTES;
+        if is_whole(middle, install(middle)) {
+            guarded = middle;
+        } else {
+            refused = middle;
         }
-        other => other.map(drop),
-    })?;
-    ended
+    }
+    if guarded > 0 {
+        ask(GUARDED, guarded)?;
+        let _ = install(guarded);
+    }
+    installed
+}
+
+fn is_whole_pages(start: usize, length: usize) -> bool {
+    start.is_multiple_of(PAGE_BYTES) && start.checked_add(length).is_some()
 }
 
 #[unsafe(no_mangle)]
@@ -312,7 +339,13 @@ fn advise_pieces(pieces: usize, count: usize, advice: c_int) -> sys::Result {
 
 fn read_and_advise(pieces: usize, known: &mut [Piece], advice: c_int) -> sys::Result {
     for (index, piece) in known.iter_mut().enumerate() {
-        sys::read_own(pieces.wrapping_add(index * size_of::<libc::iovec>()), piece)?;
+        let at = pieces.wrapping_add(index * size_of::<libc::iovec>());
+        match sys::read_own(at, piece) {
+            // A filter forbids that call.
+            // SAFETY: the kernel has read the vector just now; a program that unmaps it meanwhile gets its SIGSEGV.
+            Err(libc::EPERM | libc::ENOSYS) => *piece = unsafe { (at as *const Piece).read_volatile() },
+            read => read?,
+        }
         isize::try_from(piece[1]).map_err(|_| libc::EINVAL)?;
     }
     advise_each(known, advice)
@@ -353,43 +386,32 @@ fn unite(start: usize, length: usize) -> bool {
     start::far()
         && (end <= own.start || own.end <= start)
         && sys::is_mapped(start, length)
-        && control::ask(IS_MIXED, start, length) == Some(1)
+        && control::ask(IS_PARTLY_UNKNOWN, start, length) == Some(1)
         && localise(start, length).is_ok()
 }
 
 /// Makes a range of whole pages ordinary memory.
 pub fn localise(start: usize, length: usize) -> Result<(), i32> {
-    localise_each(start, length, |_, _| Ok(()))
-}
-
-/// As [`localise`], and does something with each part that has become so: few pages with something in them are made local at once.
-fn localise_each(
-    start: usize,
-    length: usize,
-    mut each: impl FnMut(usize, usize) -> Result<(), i32>,
-) -> Result<(), i32> {
-    let end = length.checked_next_multiple_of(PAGE_BYTES).and_then(|length| start.checked_add(length));
-    let Some(end) = end.filter(|end| start.is_multiple_of(PAGE_BYTES) && start < *end) else {
+    let whole = length.checked_next_multiple_of(PAGE_BYTES).filter(|whole| *whole > 0);
+    let Some(whole) = whole.filter(|whole| is_whole_pages(start, *whole)) else {
         // The kernel says what is wrong with it.
-        return each(start, length);
+        return Ok(());
     };
     forking::attach_if_forked();
-    let (mut next, mut tries) = (start, 0);
+    let (mut next, end, mut tries) = (start, start + whole, 0);
     while next < end {
-        let until = match control::ask(LOCALISE, next, end - next) {
-            Some(0) => end,
+        match control::ask(LOCALISE, next, end - next) {
+            Some(0) => return Ok(()),
             // Not all of it is here.
             Some(1) if tries < LOCALISE_TRIES => {
                 tries += 1;
                 sys::sleep_us(LOCALISE_RETRY_US);
-                continue;
             }
             Some(1) => return Err(libc::EAGAIN),
-            Some(done) => next + (done as usize - 1) * PAGE_BYTES,
-            None => return Err(libc::ENOMEM),
-        };
-        each(next, until - next)?;
-        (next, tries) = (until, 0);
+            Some(done) => (next, tries) = (next + (done as usize - 1) * PAGE_BYTES, 0),
+            // The kernel says so, too, where it cannot split a mapping.
+            None => return Err(libc::EAGAIN),
+        }
     }
     Ok(())
 }

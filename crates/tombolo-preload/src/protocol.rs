@@ -76,7 +76,7 @@ pub struct Request {
     /// Different for each request of an address space, never 0: a fault that is
     /// interrupted by a signal is reported twice, and its request carried out once.
     pub number: u64,
-    /// [`REGISTER`], [`LOCALISE`] or [`IS_MIXED`].
+    /// [`REGISTER`] or one of the constants behind it.
     pub operation: u64,
     /// First address concerned.
     pub start: u64,
@@ -89,8 +89,13 @@ pub const REGISTER: u64 = 1;
 /// A range is to be ordinary memory from now on. The answer's value: 0, all of it is ordinary; 1, pages at its beginning are still on
 /// their way here, so ask again; n > 1, its first n - 1 pages are ordinary, so ask for the rest.
 pub const LOCALISE: u64 = 2;
-/// Whether a part of a range is far memory and another part is not. The answer's value: 1, it is so.
-pub const IS_MIXED: u64 = 3;
+/// Whether a part of a range is not known to be far: it is ordinary memory, or has become far unsaid. The answer's value: 1, it is so.
+pub const IS_PARTLY_UNKNOWN: u64 = 3;
+/// A range is about to have guards: from now on, a page of it is mapped only when a thread asks for it, and never over a guard, unless
+/// it is stored.
+pub const GUARD: u64 = 4;
+/// Every page of a range has a guard: what is stored of it is given up, and is not mapped any more.
+pub const GUARDED: u64 = 5;
 
 /// The answer, at the start of a page of the control area.
 #[repr(C)]

@@ -419,13 +419,13 @@ impl AccessServer {
         }
     }
 
-    /// An access that overlaps with one that waits for pages is made after that one, if its own pages are there or may be brought in
-    /// for it. True: it is, or nothing is left to do.
+    /// An access that overlaps with one that waits for pages is made after that one, if its own pages are there, may be brought in
+    /// for it, or are not looked for. True: it is, or nothing is left to do.
     fn waits_for_earlier(&self, waiting: Waiting) -> bool {
         let (mut crew, order) = (self.crew.lock(), &waiting.order);
         let Some(group) = crew.group_before(&waiting) else { return false };
         let absent = self.memory.absent(order.look.0, order.look.1, order.right());
-        if order.brings || absent.pages == 0 {
+        if order.brings || order.is_forced || absent.pages == 0 {
             group.push(waiting);
             return true;
         }

@@ -160,8 +160,12 @@ mod tests {
     /// Orders that bring their pages in, and the answers as they come.
     impl Node {
         fn post(&mut self, id: u64, address: u64, kind: OrderKind) {
+            self.post_forced(id, address, kind, false);
+        }
+
+        fn post_forced(&mut self, id: u64, address: u64, kind: OrderKind, is_forced: bool) {
             let look = (address / 4096 * 4096, 4096);
-            let order = Order { id, address, length_bytes: 8, is_forced: false, brings: true, look, kind };
+            let order = Order { id, address, length_bytes: 8, is_forced, brings: !is_forced, look, kind };
             self.area.post(self.posted, &order);
             self.posted += 1;
         }
@@ -424,5 +428,21 @@ mod tests {
         assert_eq!(node.answer(&threads), (1, Outcome::Brought(0, absent)));
         let touches = memory.0.touches.load(Ordering::SeqCst);
         assert_eq!((&*memory.0.written.lock(), touches), (&vec![0], crate::access::server::MAX_BRINGS));
+    }
+
+    /// An access that is forced looks for no pages, also where it waits for an earlier one.
+    #[test]
+    fn a_forced_access_comes_after_what_it_overlaps() {
+        let (memory, threads, mut node) = touching();
+        node.post_forced(2, 4, OrderKind::Write(0), true);
+        // The order behind it is carried out, so that one was taken.
+        node.post(3, 8192, OrderKind::Write(0));
+        assert_eq!(node.answer(&threads), (3, Outcome::Done(0)));
+        memory.0.is_fickle.store(true, Ordering::SeqCst);
+        memory.0.has_come.store(true, Ordering::SeqCst);
+        let absent = Absent { pages: 1, kind: Some(Absence::Missing) };
+        assert_eq!(node.answer(&threads), (1, Outcome::Brought(0, absent)));
+        assert_eq!(node.answer(&threads), (2, Outcome::Done(0)));
+        assert_eq!(&*memory.0.written.lock(), &vec![8192, 0, 4]);
     }
 }

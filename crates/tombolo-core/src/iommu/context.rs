@@ -11,8 +11,9 @@ use crate::rdma::Time;
 const MAX_AHEAD_PAGES: u64 = 64;
 /// Refusals that are remembered, at most. Beyond, a page is touched once more.
 const MAX_DENIED: usize = 64;
-/// Blocks whose pauses are counted, at most. Beyond, those that had their pages at once are forgotten, or all.
-const MAX_PAUSED: usize = 1024;
+/// Slots whose blocks' pauses are counted, at most: those of four peers, at both ends. Beyond, those that had their pages at once are
+/// forgotten, or all.
+const MAX_PAUSED: usize = 8192;
 
 /// The fault registers of a context, named as those of FAULT §3.2.1. They hold the first fault since they were cleared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +73,17 @@ impl Touch {
     }
 }
 
+/// Pauses of one block.
+#[derive(Debug)]
+struct Pauses {
+    /// Which block of its slot.
+    sequence: u32,
+    /// The page of the latest one.
+    page: u64,
+    /// How many were at a page no higher than that of the pause before: it had been brought in and has left again, or did not come.
+    gone: u32,
+}
+
 /// A translation context.
 #[derive(Debug, Default)]
 pub(super) struct Context {
@@ -94,9 +106,8 @@ pub(super) struct Context {
     /// Blocks whose pages could not be brought while their senders were refused, until when that is remembered. Others find
     /// out for themselves: the memory may have changed.
     denied: VecDeque<(FaultSource, End, Unreached, Time)>,
-    /// Blocks whose senders were refused because a page was absent: the page of the latest pause, and how many pauses were at a page
-    /// no higher than that of the pause before. Such a page had been brought in, and has left again.
-    paused: HashMap<(FaultSource, End), (u64, u32)>,
+    /// Pauses of the blocks whose senders were refused because a page was absent, the latest block of each slot (node, number, end).
+    paused: HashMap<(u32, u16, End), Pauses>,
     /// Where the last run of faults goes on, and how many pages it brings in.
     run: (u64, u64),
 }
@@ -156,28 +167,32 @@ impl Context {
         self.denied.retain(|(by, end, ..)| (*by, *end) != (access.by, access.end));
         // Of a block that comes in packets, others may meet absent pages still.
         if access.copied_bytes >= access.length_bytes {
-            self.paused.remove(&(access.by, access.end));
+            self.paused.remove(&slot(access));
         }
     }
 
     /// A block is paused until this page has been brought in.
     pub(super) fn note_paused(&mut self, access: &Access, page: u64) {
-        let block = (access.by, access.end);
-        if self.paused.len() >= MAX_PAUSED && !self.paused.contains_key(&block) {
-            // Of blocks that come in packets it is not known here when they are over. Most had their pages at once.
-            self.paused.retain(|_, (_, gone)| *gone > 0);
+        let slot = slot(access);
+        if self.paused.len() >= MAX_PAUSED && !self.paused.contains_key(&slot) {
+            self.paused.retain(|_, pauses| pauses.gone > 0);
             if self.paused.len() >= MAX_PAUSED {
                 self.paused.clear();
             }
         }
-        let (before, gone) = self.paused.entry(block).or_insert((0, 0));
-        *gone += u32::from(page <= *before);
-        *before = page;
+        let sequence = access.by.sequence;
+        let pauses = self.paused.entry(slot).or_insert(Pauses { sequence, page: 0, gone: 0 });
+        if pauses.sequence != sequence {
+            *pauses = Pauses { sequence, page: 0, gone: 0 };
+        }
+        pauses.gone += u32::from(page <= pauses.page);
+        pauses.page = page;
     }
 
     /// How often pages that this block was paused for had gone again.
     pub(super) fn pages_gone(&self, access: &Access) -> u32 {
-        self.paused.get(&(access.by, access.end)).map_or(0, |(_, gone)| *gone)
+        let pauses = self.paused.get(&slot(access)).filter(|pauses| pauses.sequence == access.by.sequence);
+        pauses.map_or(0, |pauses| pauses.gone)
     }
 
     /// Whether the context has as many touches as it may: then further accesses are sent away.
@@ -195,4 +210,9 @@ impl Context {
     pub(super) fn is_releasing(&self, access: &Access) -> bool {
         self.releasing.contains_key(&access.range_start)
     }
+}
+
+/// The slot of the block that an access is of.
+fn slot(access: &Access) -> (u32, u16, End) {
+    (access.by.node, access.by.transaction, access.end)
 }

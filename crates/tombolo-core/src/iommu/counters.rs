@@ -65,7 +65,8 @@ pub struct Counters {
     pub brought: u64,
     /// Attempts that were withdrawn, as their pages took too long or nobody wanted them any more, or were to be.
     pub withdrawn: u64,
-    /// Accesses made without looking for absent pages, which kept going away.
+    /// Accesses that were ordered without looking for absent pages, which kept going away. What an attempt that may bring pages in does so
+    /// of its own accord counts as [`Self::brought`] only.
     pub forced: u64,
     /// From a fault to the end of the access, or, if its sender was refused meanwhile, until that was told to come again; by [`End`] and
     /// [`Absence`].

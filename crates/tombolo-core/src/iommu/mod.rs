@@ -61,7 +61,7 @@ pub struct Config {
     pub max_touches: usize,
     /// Touches of one context that the caller is asked for at once.
     pub running_touches: usize,
-    /// Bytes of accesses of one context that stall, at most; others pause.
+    /// Bytes of accesses of one context that stall, or are forced instead of paused, at most; others pause.
     pub max_held_bytes: u64,
     /// Bytes of accesses of one context whose attempts may bring pages in, at most.
     pub max_bringing_bytes: u64,
@@ -71,7 +71,7 @@ pub struct Config {
     pub touch_timeout_ns: u64,
     /// Attempts that meet absent pages, after which one is forced.
     pub max_attempts: u32,
-    /// Pauses of a block for pages that had been brought in and have left again, after which its access is forced.
+    /// Pauses of a block for pages that it had been paused for before, or that lie before those, after which its access is forced.
     pub max_pages_gone: u32,
     /// How long it is remembered for a block that comes again that its page cannot be brought.
     pub denied_ns: u64,
@@ -387,33 +387,33 @@ impl Iommu {
             let refusal = Unreached { address: page * PAGE_BYTES, reason: Reason::Unavailable };
             return self.finish(id, Action::Refuse(id, refusal));
         }
+        let has_room = context.held_bytes + bytes <= self.config.max_held_bytes;
         // An access that stalls goes on stalling: its bytes are held already.
         let stalls = match access.end {
             End::Notification | End::Atomic => true,
             End::Source | End::Destination => {
                 job.held_bytes > 0
-                    || !access.is_free_to_pause
-                        && access.policy.mode == FaultMode::Stall
-                        && context.held_bytes + bytes <= self.config.max_held_bytes
+                    || !access.is_free_to_pause && access.policy.mode == FaultMode::Stall && has_room
             }
         };
+        let is_forced = job.attempts > self.config.max_attempts
+            || !stalls
+                && (has_room || context.held_bytes == 0)
+                && context.pages_gone(access) >= self.config.max_pages_gone;
+        if (stalls || is_forced) && job.held_bytes == 0 {
+            job.held_bytes = bytes.max(1);
+            context.held_bytes += job.held_bytes;
+            self.counters.stalled += u64::from(!is_forced);
+        }
         // Where pages go away as fast as they come, the copying itself brings them in, one after the other.
-        if job.attempts > self.config.max_attempts
-            || !stalls && context.pages_gone(access) >= self.config.max_pages_gone
-        {
+        if is_forced {
             job.attempts = self.config.max_attempts + 1;
             job.state = State::Attempting(Patience::since(now));
             self.counters.forced += 1;
             self.actions.push_back(Action::Attempt { access: id, is_forced: true });
             return;
         }
-        if stalls {
-            if job.held_bytes == 0 {
-                self.counters.stalled += 1;
-                job.held_bytes = bytes.max(1);
-                context.held_bytes += job.held_bytes;
-            }
-        } else {
+        if !stalls {
             self.counters.paused += 1;
             let missing = pages >> pages.trailing_zeros();
             self.actions.push_back(Action::Pause { access: id, address: page * PAGE_BYTES, missing });

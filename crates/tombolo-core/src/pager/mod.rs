@@ -16,6 +16,7 @@
 mod eviction;
 mod page;
 mod prefetch;
+mod ranges;
 mod replacement;
 mod table;
 

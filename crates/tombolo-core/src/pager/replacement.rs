@@ -11,6 +11,9 @@
 //! round through the main queue. So a page that is used a hundred times as often
 //! as others, like an index, is rarely away. A write fault counts as a use.
 //!
+//! A page that the kernel has refused to move (it is locked, or of a read-only mapping that is never dropped from) waits in a
+//! queue of its own: it comes up now and then, since its mapping may have changed.
+//!
 //! The queues hold names of pages, not pages: a name whose page is no longer
 //! resident is dropped when it comes up.
 
@@ -59,16 +62,23 @@ impl PageName {
     }
 }
 
-/// The two queues and the clock of evictions.
+/// The queues and the clock of evictions.
 #[derive(Debug)]
 pub struct Replacement {
     small: VecDeque<PageName>,
     /// A small queue that is longer than this gives its pages up first.
     small_pages: usize,
     main: VecDeque<PageName>,
+    /// Pages that were refused.
+    refused: VecDeque<PageName>,
+    /// Pages of the other queues that came up since one of those.
+    others: u32,
     limit_pages: usize,
     evictions: u64,
 }
+
+/// One page that was refused comes up with so many others. A bound for what it costs where nearly all pages that are here are of that kind.
+const OTHERS_PER_REFUSED: u32 = 16;
 
 /// Evictions per tick of the coarse clock.
 const TICK: u64 = 64;
@@ -88,6 +98,8 @@ impl Replacement {
             small: VecDeque::with_capacity(room),
             small_pages: small_pages(limit_pages),
             main: VecDeque::with_capacity(room),
+            refused: VecDeque::new(),
+            others: 0,
             limit_pages,
             evictions: 0,
         }
@@ -111,8 +123,24 @@ impl Replacement {
         self.main.push_back(name);
     }
 
+    /// A page that came up and cannot leave as things are.
+    pub fn refused(&mut self, name: PageName) {
+        self.refused.push_back(name);
+    }
+
     /// The next page to look at.
     pub fn pop(&mut self) -> Option<PageName> {
+        self.others += 1;
+        if self.others > OTHERS_PER_REFUSED {
+            self.others = 0;
+            if let Some(name) = self.refused.pop_front() {
+                return Some(name);
+            }
+        }
+        self.pop_other().or_else(|| self.refused.pop_front())
+    }
+
+    fn pop_other(&mut self) -> Option<PageName> {
         let small_first = self.small.len() > self.small_pages || self.main.is_empty();
         if small_first {
             self.small.pop_front().or_else(|| self.main.pop_front())
@@ -172,6 +200,31 @@ mod tests {
         replacement.insert(name(7), Some(age));
         replacement.insert(name(8), Some(replacement.age()));
         assert_eq!(replacement.pop(), Some(name(8)));
+    }
+
+    #[test]
+    fn what_was_refused_comes_up_now_and_then() {
+        let mut replacement = Replacement::new(100);
+        (0..100).for_each(|page| replacement.refused(name(page)));
+        // Two pages can leave, and come back.
+        (1000..1002).for_each(|page| replacement.reinsert(name(page)));
+        let mut refused = 0;
+        for _ in 0..1700 {
+            let popped = replacement.pop().unwrap();
+            match popped.page() {
+                0..100 => {
+                    refused += 1;
+                    replacement.refused(popped);
+                }
+                _ => replacement.reinsert(popped),
+            }
+        }
+        assert_eq!(refused, 100);
+        // Nothing else is there: they are looked at one after the other.
+        let mut replacement = Replacement::new(100);
+        (0..100).for_each(|page| replacement.refused(name(page)));
+        let popped: Vec<_> = std::iter::from_fn(|| replacement.pop()).map(PageName::page).collect();
+        assert_eq!(popped, (0..100).collect::<Vec<_>>());
     }
 
     #[test]

@@ -10,10 +10,11 @@
 //! page's old place before this one has ended has a name that no page has ([`Table::fetching`]); no
 //! eviction begins there.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::page::{Entry, Page, State};
+use super::ranges::Ranges;
 use super::replacement::PageName;
 use crate::store::Store;
 
@@ -86,8 +87,26 @@ pub enum Outcome {
     Zero,
     /// Not evicted: the page is mapped as before, and this slot still has its contents, if any has.
     Stays(Option<u32>),
+    /// As [`Outcome::Stays`], since the kernel refuses to move the page: it would do so again.
+    Refused(Option<u32>),
     /// The contents are gone.
     Lost,
+}
+
+impl Outcome {
+    /// The slot that has the contents.
+    pub fn slot(self) -> Option<u32> {
+        match self {
+            Self::Saved(slot) => Some(slot),
+            Self::Stays(slot) | Self::Refused(slot) => slot,
+            Self::Zero | Self::Lost => None,
+        }
+    }
+
+    /// Whether the page is mapped as before.
+    pub fn stays(self) -> bool {
+        matches!(self, Self::Stays(_) | Self::Refused(_))
+    }
 }
 
 /// A page of a forked child that shares the end of its parent's eviction.
@@ -168,8 +187,10 @@ struct Forward {
 #[derive(Debug, Default)]
 pub struct Table {
     blocks: Blocks,
-    /// Ranges known to be far: start and end. A mapping that grew in place may reach beyond.
-    ranges: BTreeMap<Page, Page>,
+    /// Ranges known to be far. A mapping that grew in place may reach beyond.
+    ranges: Ranges,
+    /// Pages that may have guards.
+    guarded: Ranges,
     /// Operations whose page is not where they began.
     forwards: Vec<Forward>,
     /// Pages of children that wait for the end of an operation here.
@@ -276,75 +297,73 @@ impl Table {
 
     /// A range is far from now on; it is fresh, so what was there before is forgotten.
     pub fn register(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
-        let discarded = self.discard(first, end, slots);
-        self.cut(first, end);
+        let discarded = self.unregister(first, end, slots);
         self.ranges.insert(first, end);
         discarded
     }
 
     /// A range is not far any more.
     pub fn unregister(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
-        let discarded = self.discard(first, end, slots);
-        self.cut(first, end);
-        discarded
+        self.ranges.cut(first, end);
+        self.guarded.cut(first, end);
+        self.discard(first, end, slots)
     }
 
     /// Whether a page is known to be far, and the range around it.
     pub fn range(&self, page: Page) -> Option<(Page, Page)> {
-        let (&first, &end) = self.ranges.range(..=page).next_back()?;
-        (page < end).then_some((first, end))
+        self.ranges.around(page)
     }
 
     /// The first page of `[first, end)` that is known to be far.
     pub fn first_far(&self, first: Page, end: Page) -> Option<Page> {
-        let next = || self.ranges.range(first..end).next().map(|(&from, _)| from);
-        if self.range(first).is_some() { Some(first).filter(|first| *first < end) } else { next() }
+        self.ranges.first_of(first, end)
     }
 
     /// The parts of `[first, end)` that are known to be far.
     pub fn ranges_within(&self, first: Page, end: Page) -> Vec<(Page, Page)> {
-        let around = self.range(first).map_or(first, |(from, _)| from);
-        let within = self.ranges.range(around.min(end)..end);
-        within.map(|(&from, &to)| (from.max(first), to.min(end))).collect()
+        self.ranges.within(first, end)
     }
 
     /// Pages of `[first, end)` turned out to be far: a mapping has grown.
     pub fn grow(&mut self, first: Page, end: Page) {
-        let mut from = first;
-        if let Some((&start, &stop)) = self.ranges.range(..=first).next_back()
-            && stop >= first
-        {
-            if stop >= end {
-                return;
-            }
-            from = start;
-        }
-        self.cut(from, end);
-        self.ranges.insert(from, end);
+        self.ranges.add(first, end);
     }
 
     /// Bytes of address space that are far, in pages.
     pub fn far_pages(&self) -> u64 {
-        self.ranges.iter().map(|(first, end)| end - first).sum()
+        self.ranges.pages()
     }
 
-    fn cut(&mut self, first: Page, end: Page) {
-        let overlapping: Vec<(Page, Page)> = self
-            .ranges
-            .range(..end)
-            .rev()
-            .map(|(&from, &to)| (from, to))
-            .take_while(|&(_, to)| to > first)
-            .collect();
-        for (from, to) in overlapping {
-            self.ranges.remove(&from);
-            if from < first {
-                self.ranges.insert(from, first);
-            }
-            if to > end {
-                self.ranges.insert(end, to);
-            }
+    /// Pages of `[first, end)` may have guards from now on, which a page that is mapped would take away. Of such pages only those are mapped
+    /// that a thread asks for, and by a call that leaves guards alone.
+    pub fn guard(&mut self, first: Page, end: Page) {
+        self.guarded.add(first, end);
+    }
+
+    /// Whether a page may have a guard.
+    pub fn may_have_guard(&self, page: Page) -> bool {
+        self.guarded.around(page).is_some()
+    }
+
+    /// Which pages may be mapped with one that is touched for the first time: of `count` from `first` on, a run that has it in it,
+    /// or begins with it. Where its range is not known, nothing before it, and at most `most` pages.
+    pub fn touched_with(&self, page: Page, first: Page, count: u32, most: u32) -> (Page, u32) {
+        if self.may_have_guard(page) {
+            return (page, 1);
         }
+        let (low, high) = self.range(page).unwrap_or((page, page + u64::from(most)));
+        let is_free = |page: Page| {
+            (low..high).contains(&page)
+                && self.get(page).state() == State::Untouched
+                && !self.may_have_guard(page)
+        };
+        if !is_free(page) {
+            return (page, 1);
+        }
+        let end = first + u64::from(count);
+        let from = (first..page).rev().take_while(|&page| is_free(page)).last().unwrap_or(page);
+        let run = (from..end).take_while(|&page| is_free(page)).count().max(1);
+        (from, run as u32)
     }
 
     /// What a fault needs. An answer of [`Decision::Wait`] is noted.
@@ -565,6 +584,13 @@ impl Table {
         // The kernel reports moves of registered memory only. The old range stays registered until it is reported to be unmapped.
         self.grow(from, from + count);
         self.grow(to, to + count);
+        // Guards move along.
+        let guarded = self.guarded.within(from, from + count);
+        self.guarded.cut(from, from + count);
+        self.guarded.cut(to, to + count);
+        for (first, end) in guarded {
+            self.guarded.add(to + (first - from), to + (end - from));
+        }
         remapped
     }
 
@@ -577,7 +603,8 @@ impl Table {
     /// and never asked for. So the child's page *follows* the eviction here: in both cases
     /// the slot is right.
     pub fn fork(&mut self, child: u32, slots: &mut Store) -> Forked {
-        let mut table = Self { ranges: self.ranges.clone(), ..Self::default() };
+        let (ranges, guarded) = (self.ranges.clone(), self.guarded.clone());
+        let mut table = Self { ranges, guarded, ..Self::default() };
         let mut resident = 0;
         for (page, entry) in self.all() {
             if in_operation(entry) && entry.is_discarded() {
@@ -726,7 +753,7 @@ impl Table {
                 let theirs = match outcome {
                     Outcome::Saved(slot) if !slots.share(slot) => Outcome::Lost,
                     // The page is theirs, too, and its slot ours alone.
-                    Outcome::Stays(_) => Outcome::Stays(None),
+                    Outcome::Stays(_) | Outcome::Refused(_) => Outcome::Stays(None),
                     other => other,
                 };
                 (follower, theirs)
@@ -736,7 +763,7 @@ impl Table {
             None => began,
             Some(Forward { now: Some(page), .. }) => page,
             Some(Forward { now: None, counted, .. }) => {
-                if let Outcome::Saved(slot) | Outcome::Stays(Some(slot)) = outcome {
+                if let Some(slot) = outcome.slot() {
                     slots.release(slot);
                 }
                 return Finished {
@@ -760,7 +787,7 @@ impl Table {
             }
             Outcome::Zero => (Entry(0), None),
             Outcome::Lost => (Entry(0).with_state(State::Lost), None),
-            Outcome::Stays(slot) => (
+            Outcome::Stays(slot) | Outcome::Refused(slot) => (
                 Entry(0).with_state(State::Resident).with_slot(slot).with_referenced(entry.is_referenced()),
                 slot,
             ),

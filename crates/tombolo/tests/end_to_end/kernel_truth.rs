@@ -100,6 +100,18 @@ fn what_grew_or_was_left_behind_takes_guards_and_is_wiped() {
     assert!(far(Link::Shm, "grown", "8M", &[]).counter("pages_out") > 0);
 }
 
+/// Guards need nothing to come back first, and split no mapping.
+#[test]
+fn guards_cost_what_they_cost_plainly() {
+    needs!("cc");
+    let outcome = far(Link::Shm, "guards", "8M", &[]);
+    assert!(
+        outcome.counter("pages_out") > 0 && outcome.counter("localised_pages") < 200,
+        "{:#}",
+        outcome.report()
+    );
+}
+
 #[test]
 fn programs_in_other_namespaces_run_as_they_would() {
     needs!("cc", "unshare");
