@@ -376,7 +376,7 @@ fn run(seed: u64, options: &Options) {
             Some(Err(TransferError::Undeliverable)) if lost_paths >= options.config.max_attempts as usize => {
             }
             // A machine that is stopped again and again answers for longer than its sender bears that it has no room.
-            Some(Err(TransferError::Refused(refusal)))
+            Some(Err(TransferError::Refused(refusal) | TransferError::Local(refusal)))
                 if options.stops > 0
                     && refusal.code == NackCode::BufferFull
                     && bench.now.0 > options.config.refused_give_up_ns => {}

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use tombolo_client::{Domain, Failure, Grant, Notification, Spec, Target, WaitError, Who};
 use tombolo_node::Address;
+use tombolo_wire::NackCode;
 
 use crate::harness::{Host, PATIENCE, pattern, shm, udp};
 
@@ -54,19 +55,22 @@ fn carry(triangle: &Triangle, poster: usize, from: usize, to: usize) {
     let word = |offset: usize| destination.word((2 << 20) - offset).unwrap().load(Ordering::Acquire);
     assert_eq!((word(16), word(8)), (8, 9));
 
-    for (source, destination, of) in [
-        (secret.address(), destination.address(), from),
-        (source.address(), closed.address(), to),
-        (source.address() + (2 << 20), destination.address(), from),
+    for (source, destination, (is_source, expected)) in [
+        (secret.address(), destination.address(), (true, NackCode::DomainMismatch)),
+        (source.address(), closed.address(), (false, NackCode::DomainMismatch)),
+        (source.address() + (2 << 20), destination.address(), (true, NackCode::DecodeError)),
     ] {
         let outcome = asking.carry(there, here, Spec::new(source, destination, 64)).unwrap().wait(PATIENCE);
-        // Only what lies at the poster's node is of its own side.
-        let is_right = match outcome {
-            Err(WaitError::Failed(Failure::Refused { .. })) => true,
-            Err(WaitError::Failed(Failure::Local { .. })) => of == poster,
-            _ => false,
+        let (is_own, code, page) = match outcome {
+            Err(WaitError::Failed(Failure::Refused { code, page })) => (false, code, page),
+            Err(WaitError::Failed(Failure::Local { code, page })) => (true, code, page),
+            other => panic!("node {poster} asked, {from} to {to}: {other:?}"),
         };
-        assert!(is_right, "node {poster} asked, {from} to {to}, of {of}: {outcome:?}");
+        // What is refused at the poster's node is of its own side, unless both ends lie there.
+        let (refused, of) = if is_source { (source, from) } else { (destination, to) };
+        let is_right =
+            is_own == (of == poster && from != to) && code == expected && page == Some(refused / 4096 * 4096);
+        assert!(is_right, "node {poster} asked, {from} to {to}, {outcome:?}");
     }
     let mut found = [0; 64];
     closed.read(0, &mut found).unwrap();

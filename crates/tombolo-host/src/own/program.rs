@@ -39,6 +39,10 @@ pub enum DescriptorError {
     Count,
 }
 
+/// How often a page is brought in for a copy that does not find it then, before it cannot be had: it goes again at once, or is protected
+/// from writes by a userfaultfd, which is no more than a refusal here.
+const MAX_TOUCHES: u32 = 32;
+
 /// The memory of another process, by its descriptors.
 #[derive(Debug)]
 pub struct ProgramMemory {
@@ -95,6 +99,25 @@ impl ProgramMemory {
         self.page_map.is_some()
     }
 
+    /// Copies so many bytes from that address on; `piece` as many as it can of those behind the ones that are done. A page that a
+    /// userfaultfd serves and that has gone since somebody looked is brought in. An error: where a page cannot be had.
+    fn copy(&self, address: u64, length: usize, piece: impl Fn(usize, i64) -> isize) -> Result<(), u64> {
+        let (mut done, mut touches) = (0, 0);
+        while done < length {
+            let at = address + done as u64;
+            match usize::try_from(piece(done, at.cast_signed())) {
+                Ok(count @ 1..) => (done, touches) = (done + count, 0),
+                _ if touches < MAX_TOUCHES
+                    && process::read_exactly(self.process_id, at, &mut [0]).is_ok() =>
+                {
+                    touches += 1;
+                }
+                _ => return Err(at),
+            }
+        }
+        Ok(())
+    }
+
     /// What it was made of, for [`Self::of`] in another process.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let files = [Some(&self.memory), Some(&self.maps), self.page_map.as_ref()];
@@ -121,32 +144,24 @@ impl ProcessMemory for ProgramMemory {
     fn read(&self, address: u64, into: SharedSpanMut<'_>) -> Result<(), u64> {
         // The kernel passes by `mprotect` here.
         self.check(address, into.len() as u32, Right::Read).map_err(|denied| denied.address)?;
-        let mut done = 0;
-        while done < into.len() {
-            let at = address + done as u64;
+        self.copy(address, into.len(), |done, at| {
             // SAFETY: the kernel writes the rest of the span, to which no reference exists.
-            let count = unsafe {
+            unsafe {
                 let rest = into.as_mut_ptr().add(done).cast();
-                libc::pread(self.memory.as_raw_fd(), rest, into.len() - done, at.cast_signed())
-            };
-            done += usize::try_from(count).ok().filter(|count| *count > 0).ok_or(at)?;
-        }
-        Ok(())
+                libc::pread(self.memory.as_raw_fd(), rest, into.len() - done, at)
+            }
+        })
     }
 
     fn write(&self, address: u64, bytes: SharedSpan<'_>) -> Result<(), u64> {
         self.check(address, bytes.len() as u32, Right::Write).map_err(|denied| denied.address)?;
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = address + done as u64;
+        self.copy(address, bytes.len(), |done, at| {
             // SAFETY: the kernel reads the rest of the span, to which no reference exists.
-            let count = unsafe {
+            unsafe {
                 let rest = bytes.as_ptr().add(done).cast();
-                libc::pwrite(self.memory.as_raw_fd(), rest, bytes.len() - done, at.cast_signed())
-            };
-            done += usize::try_from(count).ok().filter(|count| *count > 0).ok_or(at)?;
-        }
-        Ok(())
+                libc::pwrite(self.memory.as_raw_fd(), rest, bytes.len() - done, at)
+            }
+        })
     }
 
     fn write_words(&self, address: u64, words: [u64; 2]) -> Result<(), u64> {
@@ -217,6 +232,46 @@ mod tests {
         assert_eq!(write(&program, address, &[1]), Err(address));
         let denied = Denied { address, reason: Reason::NotMapped };
         assert_eq!(program.touch(address, 1, Right::Read), Err(denied));
+    }
+
+    /// A pager whose pages go before they are copied.
+    #[test]
+    fn pages_that_a_userfaultfd_serves_are_brought_in_by_the_copy() {
+        use crate::uffd::{Event, FEATURE_POISON, Userfaultfd};
+        use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+        let Ok(uffd) = Userfaultfd::for_this_process() else {
+            eprintln!("LEFT OUT: no userfaultfd");
+            assert!(std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none());
+            return;
+        };
+        uffd.enable(FEATURE_POISON).unwrap();
+        let (program, memory) = (of_this_process(), OwnMemory::map(4 * 4096).unwrap());
+        let at = memory.address();
+        uffd.register_missing(at, 4 * 4096).unwrap();
+        let (is_over, served) = (AtomicBool::new(false), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let zeroes = OwnMemory::map(4096).unwrap();
+                while !is_over.load(Ordering::SeqCst) {
+                    match uffd.read_event().unwrap() {
+                        Some(Event::Fault { address, .. }) => {
+                            served.fetch_add(1, Ordering::SeqCst);
+                            uffd.copy(address / 4096 * 4096, zeroes.address(), 4096, false).unwrap();
+                        }
+                        _ => std::thread::yield_now(),
+                    }
+                }
+            });
+            write(&program, at + 100, &[7; 9000]).unwrap();
+            let mut found = [1; 9200];
+            read(&program, at, &mut found).unwrap();
+            assert!(found[100..9100] == [7; 9000] && found[..100] == [0; 100] && found[9100..] == [0; 100]);
+            assert_eq!(served.load(Ordering::SeqCst), 3);
+            // The last one is not there for anybody.
+            uffd.poison(at + 3 * 4096, 4096).unwrap();
+            assert_eq!(write(&program, at + 3 * 4096 - 8, &[7; 16]), Err(at + 3 * 4096));
+            is_over.store(true, Ordering::SeqCst);
+        });
     }
 
     #[test]

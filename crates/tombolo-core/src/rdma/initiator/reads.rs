@@ -164,10 +164,12 @@ impl Initiator {
         self.report_if_untouched(read.index);
     }
 
-    /// This side's own memory has refused bytes or words of a read for good. The read ends when the peer answers that.
+    /// This side's own memory has refused bytes or words of a read. The read ends when the peer answers that for good, or when it takes
+    /// too long.
     pub(crate) fn read_refused_here(&mut self, read: TransferId, refusal: Refusal) {
-        if let Some(transfer) = self.transfers.find(read).filter(|_| !refusal.code.is_transient()) {
-            transfer.own_refusal.get_or_insert(refusal);
+        if let Some(transfer) = self.transfers.find(read) {
+            let for_good = transfer.own_refusal.filter(|known| !known.code.is_transient());
+            transfer.own_refusal = for_good.or(Some(refusal));
         }
     }
 
@@ -177,7 +179,8 @@ impl Initiator {
         if std::mem::take(&mut transfer.has_progressed) {
             transfer.progress_at = self.attended.at(now);
         } else if self.read_stalls(now, index) {
-            return self.end(index, Err(TransferError::Refused(NackCode::BufferFull.into())));
+            let read = &self.transfers.entries[index as usize];
+            return self.end(index, Err(read.refused_by(NackCode::BufferFull.into())));
         }
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.unanswered = 0;
@@ -238,6 +241,9 @@ impl Initiator {
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.received_bytes += u64::from(bytes);
         transfer.has_progressed |= bytes > 0;
+        if bytes > 0 {
+            transfer.own_refusal = transfer.own_refusal.filter(|own| !own.code.is_transient());
+        }
         if transfer.received_bytes > transfer.spec.size_bytes.into() {
             // The peer has sent more bytes than the read asked for.
             self.end(index, Err(TransferError::Incomplete));
@@ -265,9 +271,7 @@ impl Initiator {
         let too_long =
             self.attended.at(now).since_ns(transfer.first_asked_at) >= self.config.refused_give_up_ns;
         if !refusal.code.is_transient() || too_long {
-            // The peer's answer does not say whose memory has refused. If the own one has, the read cannot succeed, whatever the
-            // source may have refused, too.
-            let why = transfer.own_refusal.map_or(TransferError::Refused(refusal), TransferError::Local);
+            let why = transfer.refused_by(refusal);
             self.end(index, Err(why));
         } else if transfer.queue == Queue::Asked {
             self.leave_queue(index);

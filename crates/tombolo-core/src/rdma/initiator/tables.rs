@@ -75,7 +75,7 @@ pub(super) struct TransferState {
     /// By the attended clock.
     pub first_asked_at: Time,
     pub unanswered: u32,
-    /// Why this side's own memory has first refused a block of the answer for good, and where.
+    /// Why this side's own memory has first refused a block of the answer for good, and where; or else has last put one off.
     pub own_refusal: Option<Refusal>,
 }
 
@@ -121,6 +121,13 @@ impl TransferState {
             unanswered: 0,
             own_refusal: None,
         }
+    }
+
+    /// Why a read fails that the peer has turned away. Its answer does not say whose memory has refused. If the own one has, the read cannot
+    /// succeed, whatever the source may have refused, too; and if it has put off what took too long, that is why.
+    pub fn refused_by(&self, answer: Refusal) -> TransferError {
+        let own = self.own_refusal.filter(|own| !own.code.is_transient() || answer.code.is_transient());
+        own.map_or(TransferError::Refused(answer), TransferError::Local)
     }
 
     /// Whether the last block has a notification. A write-back always has one, because its end completes

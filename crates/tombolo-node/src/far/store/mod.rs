@@ -152,7 +152,8 @@ impl FarStore {
         Ok(store)
     }
 
-    /// A store over links that are up, for a node that may lend as well.
+    /// A store over links that are up, for a node that may lend as well. A node has 16 owners of transfers in its life, and each store that
+    /// is made over it is one, also when that fails.
     pub fn over(
         node: Arc<Node>,
         addresses: &[Address],
@@ -202,7 +203,7 @@ impl FarStore {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let eventfd = || rustix::event::eventfd(0, flags).map_err(|errno| no_thread(errno.into()));
         let (work, written) = (eventfd()?, eventfd()?);
-        let (owner, node_events) = node.add_owner().map_err(no_thread)?;
+        let (owner, node_events) = node.add_owner().map_err(|error| LendError::System(error.to_string()))?;
         let events = EventQueue::new().map_err(|errno| no_thread(errno.into()))?;
         let store = Arc::new(Self {
             node,
