@@ -395,6 +395,7 @@ mod tests {
         assert_eq!(UFFDIO_UNREGISTER, 0x8010_AA01);
         assert_eq!(UFFDIO_WAKE, 0x8010_AA02);
         assert_eq!(UFFDIO_COPY, 0xC028_AA03);
+        assert_eq!(UFFDIO_ZEROPAGE, 0xC020_AA04);
         assert_eq!(UFFDIO_WRITEPROTECT, 0xC018_AA06);
         assert_eq!(UFFDIO_POISON, 0xC020_AA08);
     }

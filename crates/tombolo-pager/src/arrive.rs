@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tombolo_core::pager::{Entry, Outcome, PAGE_BYTES, Page, PageName, State};
+use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process;
 use tombolo_host::uffd::UffdError;
 use tombolo_node::{FarEvent, FarMemory};
@@ -85,6 +85,13 @@ impl Pager {
                 return;
             }
             let Some(source) = source else {
+                if !entry.is_discarded() {
+                    table.lost_on_the_way += 1;
+                    self.say_once(
+                        "fetch",
+                        "a page could not be had from its lenders: the program gets SIGBUS if it uses it",
+                    );
+                }
                 return self.fetch_failed(&space, table, name.page());
             };
             let protect = !entry.is_writable();
@@ -184,13 +191,7 @@ impl Pager {
             }
             table.states.finish(began, Outcome::Lost, 0, &mut slots)
         };
-        if !is_discarded {
-            Counters::add(&self.stats.counters.lost_pages, 1);
-            self.say_once(
-                "fetch",
-                "a page could not be had from its lenders: the program gets SIGBUS if it uses it",
-            );
-        }
+        Counters::add(&self.stats.counters.lost_pages, u64::from(!is_discarded));
         self.unreserve(space, u64::from(finished.freed));
         // A thread that waits faults again, and finds the page lost.
         for page in finished.wake {
@@ -220,16 +221,23 @@ impl Pager {
         self.poll_links();
         let mut hurt = Vec::new();
         for space in self.all_spaces() {
-            let (mut lost, mut on_the_way) = (0, 0);
-            let table = space.lock();
+            let mut table = space.lock();
+            // Those that were on their way are counted when that is known of each.
+            let (mut lost, mut on_the_way) = (0, std::mem::take(&mut table.lost_on_the_way));
             // Others need the slots meanwhile.
             for entries in table.states.all().chunks(SCANNED_AT_ONCE) {
-                let slots = self.far.slots();
-                let is_lost = |entry: &Entry| entry.slot().is_some_and(|slot| slots.is_lost(slot));
-                for (_, entry) in entries.iter().filter(|(_, entry)| is_lost(entry)) {
+                let mut slots = self.far.slots();
+                for &(page, entry) in entries {
+                    if !entry.slot().is_some_and(|slot| slots.is_lost(slot)) {
+                        continue;
+                    }
                     match entry.state() {
-                        State::Remote | State::EvictDrop => lost += 1,
-                        // These are counted when that is known of each.
+                        State::Remote => {
+                            // It is not counted once more with the next lender.
+                            table.states.lost(page, &mut slots);
+                            lost += 1;
+                        }
+                        State::EvictDrop => lost += 1,
                         State::Fetching if !entry.is_discarded() => on_the_way += 1,
                         _ => {}
                     }

@@ -445,12 +445,18 @@ impl Evictor {
             let status = done.moved.get(index as usize).copied().unwrap_or(EINVAL);
             let writable =
                 || process::is_writable(batch.agent.pid, Space::address(victim.page)).ok().flatten();
-            let refused = || match (status, victim.clean) {
+            let refused = || match status {
                 // Its state says that it is mapped, and it is not: the program dropped it, or moved it away.
-                (ENOENT, _) => Way::Absent,
-                (EBUSY, _) => Way::Unshare,
-                (EINVAL, _) if !batch.space.changes_unseen() && writable() == Some(false) => Way::Keep,
-                _ => Way::Refused,
+                ENOENT => Way::Absent,
+                EBUSY => Way::Unshare,
+                EINVAL if batch.agent.begun() > 0 => match writable() {
+                    Some(false) if !batch.space.changes_unseen() => Way::Keep,
+                    // Its mapping is locked, too, perhaps.
+                    Some(_) => Way::Refused,
+                    None => Way::Stay,
+                },
+                // Not now: mappings were changing.
+                _ => Way::Stay,
             };
             victim.way = match status {
                 0 | UNKNOWN if victim.clean => Way::Gone,

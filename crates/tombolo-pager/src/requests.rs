@@ -208,22 +208,17 @@ impl Pager {
         used.sort_unstable();
         let end = used.get(LOCALISED_AT_ONCE).copied().unwrap_or(looked_at);
         let length = if end == whole { length } else { (end - first) * PAGE_BYTES };
-        let not_yet = Answer { served: 1, value: 1, ..Answer::default() };
         if !self.bring_all(space, table, first, end) {
-            return not_yet;
+            return Answer { served: 1, value: 1, ..Answer::default() };
         }
         // A mapping is split there, perhaps. The parts can be joined again, as when one moves, only if it had a page before.
         if table.states.first_far(first, first + 1).is_some() && !table.states.may_have_guard(first) {
             let _ = space.map(table, first, self.zeroes.address(), 1, false);
         }
         for (start, end) in around_control(space, start, start + length) {
-            match self.unregister(space, table, start, end) {
-                Ok(true) => {}
-                Ok(false) => return not_yet,
-                Err(error) => {
-                    self.say_once("localise", &format!("far memory could not be made local ({error})"));
-                    return Answer::default();
-                }
+            if let Err(error) = self.unregister(space, table, start, end) {
+                self.say_once("localise", &format!("far memory could not be made local ({error})"));
+                return Answer::default();
             }
         }
         let value = if end == whole { 0 } else { 1 + (end - first) };
@@ -233,22 +228,21 @@ impl Pager {
     /// Nothing of a range is reported any more, nor known to be far. The kernel refuses that as a whole where nothing is mapped, and where
     /// one mapping is of a kind that can never be far; which mappings there are, it says. It may also do a part and no more (where a
     /// program has as many mappings as it may): whatever is not reported any more is not known to be far either, also in case of an
-    /// error. False: what is mapped cannot be told now.
-    fn unregister(&self, space: &Space, table: &mut Table, start: u64, end: u64) -> io::Result<bool> {
+    /// error.
+    fn unregister(&self, space: &Space, table: &mut Table, start: u64, end: u64) -> io::Result<()> {
         if start == end || space.uffd.unregister(start, end - start).is_ok() {
             self.forget(space, table, start, end);
-            return Ok(true);
+            return Ok(());
         }
-        let parts = match space.program() {
-            Some(program) => process::mappings_within(process::thread_with_memory(program.pid), start..end),
-            // Those that are known to be far, then, page by page: a range may be several mappings.
-            None => {
-                let far = table.states.ranges_within(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
-                let pages = far.into_iter().flat_map(|(first, end)| first..end);
-                Ok(pages.map(|page| (Space::address(page), Space::address(page + 1))).collect())
-            }
-        };
-        let Ok(parts) = parts else { return Ok(false) };
+        let mapped = space.program().and_then(|program| {
+            process::mappings_within(process::thread_with_memory(program.pid), start..end).ok()
+        });
+        // Where that cannot be looked at: those that are known to be far, page by page, as a range may be several mappings.
+        let parts = mapped.unwrap_or_else(|| {
+            let far = table.states.ranges_within(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
+            let pages = far.into_iter().flat_map(|(first, end)| first..end);
+            pages.map(|page| (Space::address(page), Space::address(page + 1))).collect()
+        });
         for (start, end) in parts {
             match space.uffd.unregister(start, end - start) {
                 // A mapping that can never be far is refused.
@@ -257,7 +251,7 @@ impl Pager {
             }
         }
         self.forget(space, table, start, end);
-        Ok(true)
+        Ok(())
     }
 
     /// A range is ordinary memory.

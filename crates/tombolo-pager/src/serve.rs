@@ -218,8 +218,12 @@ impl Pager {
     fn zero_again(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         // What is being copied from where it is must not be written to.
         let protect = table.states.get(page).is_kept();
-        let mapped = if table.states.may_have_guard(page) && !protect {
-            space.map_zero(table, page)
+        let mapped = if table.states.may_have_guard(page) {
+            let mapped = space.map_zero(table, page);
+            if protect && mapped.is_ok() {
+                let _ = space.uffd.write_protect(Space::address(page), PAGE_BYTES as usize, true);
+            }
+            mapped
         } else {
             space.map(table, page, self.zeroes.address(), 1, protect)
         };

@@ -42,6 +42,8 @@ pub struct Table {
     pub touching: bool,
     /// Ranges of that command which the agent drops: the kernel will report each as if the program did it.
     pub own_drops: Vec<(u64, u64)>,
+    /// Pages that were lost while they were being fetched, since a lender was last said to be gone.
+    pub lost_on_the_way: u64,
     /// Pages that are being saved, by where their operation began, and where their contents are in this process until
     /// then. Sorted.
     pub(crate) saving: Vec<(Page, u64)>,

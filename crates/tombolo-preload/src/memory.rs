@@ -18,6 +18,7 @@ use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_T
 use crate::{agent, control, forking, start};
 
 const GUARD_INSTALL: c_int = 102;
+const GUARD_REMOVE: c_int = 103;
 
 /// Mappings with these flags stay local.
 const UNFIT: c_int =
@@ -225,7 +226,9 @@ pub extern "C" fn mremap(
 /// Gives advice. Of some, the kernel reports nothing: far memory becomes local before.
 fn advise(start: usize, length: usize, advice: c_int) -> sys::Result {
     match advice {
-        GUARD_INSTALL if start::far() => guard(start, length),
+        GUARD_INSTALL if start::far() => change(|| guard(start, length)),
+        // Not between the steps of the other.
+        GUARD_REMOVE if start::far() => change(|| sys::advise(start, length, advice)),
         // A forked child finds zeroes there: the kernel alone knows, so the range is local from now on.
         libc::MADV_WIPEONFORK if start::far() => {
             localise(start, length)?;
@@ -237,11 +240,14 @@ fn advise(start: usize, length: usize, advice: c_int) -> sys::Result {
 
 /// Installs guards: the kernel drops the pages and reports nothing, and a page that is mapped takes a guard away. So the supervisor maps
 /// none unasked there from now on; then the kernel does what it does alone; and what is stored of the pages that have guards now is
-/// given up. A page that has come over a guard meanwhile goes by installing it again.
+/// given up. A page that has come over a guard meanwhile goes by installing it again. A child that is forked between these steps would have
+/// the guards and what is stored: so no fork comes between.
 fn guard(start: usize, length: usize) -> sys::Result {
     let install = |bytes| sys::advise(start, bytes, GUARD_INSTALL);
     let whole = length.checked_next_multiple_of(PAGE_BYTES).filter(|whole| *whole > 0);
-    let Some(whole) = whole.filter(|whole| is_whole_pages(start, *whole)) else {
+    let whole = whole.filter(|whole| is_whole_pages(start, *whole));
+    // A kernel that has no guards refuses none, too.
+    let Some(whole) = whole.filter(|_| install(0).is_ok()) else {
         // The kernel says what is wrong with it.
         return install(length);
     };
@@ -264,8 +270,7 @@ fn guard(start: usize, length: usize) -> sys::Result {
             refused = middle;
         }
     }
-    if guarded > 0 {
-        ask(GUARDED, guarded)?;
+    if guarded > 0 && ask(GUARDED, guarded).is_ok() {
         let _ = install(guarded);
     }
     installed
@@ -301,7 +306,7 @@ pub extern "C" fn process_madvise(
         unsafe { sys::call(libc::SYS_process_madvise, arguments) }
     };
     let pieces = pieces as usize;
-    let is_prepared = start::far() && matches!(advice, GUARD_INSTALL | libc::MADV_WIPEONFORK);
+    let is_prepared = start::far() && matches!(advice, GUARD_INSTALL | GUARD_REMOVE | libc::MADV_WIPEONFORK);
     // Without pieces it does nothing, and is refused if it is not for this process.
     let advised = if is_prepared && call(0, 0, advice).is_ok() {
         // The kernel takes no more of the number.

@@ -91,8 +91,8 @@ pub const REGISTER: u64 = 1;
 pub const LOCALISE: u64 = 2;
 /// Whether a part of a range is not known to be far: it is ordinary memory, or has become far unsaid. The answer's value: 1, it is so.
 pub const IS_PARTLY_UNKNOWN: u64 = 3;
-/// A range is about to have guards: from now on, a page of it is mapped only when a thread asks for it, and never over a guard, unless
-/// it is stored.
+/// A range is about to have guards: from now on, a page of it that reads as zeroes is mapped only when a thread asks for it, and never over
+/// a guard.
 pub const GUARD: u64 = 4;
 /// Every page of a range has a guard: what is stored of it is given up, and is not mapped any more.
 pub const GUARDED: u64 = 5;

@@ -519,9 +519,14 @@ impl AccessServer {
 
     /// A thread could not be started: see [`Crew::not_started`].
     pub(super) fn not_started(&self) {
+        let _copying = self.copying.lock();
         let given_up = self.crew.lock().not_started();
         for (waiting, absent) in given_up {
-            self.answer(waiting.order.id, waiting.tells(absent));
+            match waiting.order.is_forced {
+                // It looks for no pages.
+                true => self.begin_access(waiting, &mut Present::default(), false, &mut None),
+                false => self.answer(waiting.order.id, waiting.tells(absent)),
+            }
         }
         // A thread that is alone does it all.
         self.area.wake();

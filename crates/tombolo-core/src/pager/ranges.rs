@@ -15,9 +15,9 @@ impl Ranges {
         self.0.insert(first, end);
     }
 
-    /// Adds pages, to the range before them if there is one.
+    /// Adds pages, to the ranges before and behind them if there are any.
     pub(super) fn add(&mut self, first: Page, end: Page) {
-        let mut from = first;
+        let (mut from, mut to) = (first, end);
         if let Some((&start, &stop)) = self.0.range(..=first).next_back()
             && stop >= first
         {
@@ -26,7 +26,10 @@ impl Ranges {
             }
             from = start;
         }
-        self.insert(from, end);
+        if let Some((_, end)) = self.around(end) {
+            to = end;
+        }
+        self.insert(from, to);
     }
 
     /// Takes pages out.
@@ -82,10 +85,12 @@ mod tests {
         assert_eq!(ranges.within(0, 100), [(10, 25)]);
         ranges.add(30, 40);
         ranges.add(8, 32);
-        assert_eq!((ranges.within(0, 100), ranges.pages()), (vec![(8, 32), (32, 40)], 32));
+        assert_eq!((ranges.within(0, 100), ranges.pages()), (vec![(8, 40)], 32));
         ranges.cut(9, 33);
         assert_eq!(ranges.within(0, 35), [(8, 9), (33, 35)]);
         assert_eq!((ranges.around(8), ranges.around(9)), (Some((8, 9)), None));
+        ranges.add(5, 8);
+        assert_eq!(ranges.within(0, 35), [(5, 9), (33, 35)]);
         ranges.insert(0, 100);
         assert_eq!(ranges.within(0, 200), [(0, 100)]);
     }

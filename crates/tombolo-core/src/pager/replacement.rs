@@ -73,12 +73,18 @@ pub struct Replacement {
     refused: VecDeque<PageName>,
     /// Pages of the other queues that came up since one of those.
     others: u32,
+    /// Of those that came up, how many were not refused again, so far.
+    left: u32,
     limit_pages: usize,
     evictions: u64,
 }
 
 /// One page that was refused comes up with so many others. A bound for what it costs where nearly all pages that are here are of that kind.
 const OTHERS_PER_REFUSED: u32 = 16;
+
+/// When so many pages that were refused have come up and were not refused again, mappings have changed: all of them come up as others do.
+/// More than are on their way out at once.
+const LEFT_MOST: u32 = 256;
 
 /// Evictions per tick of the coarse clock.
 const TICK: u64 = 64;
@@ -100,6 +106,7 @@ impl Replacement {
             main: VecDeque::with_capacity(room),
             refused: VecDeque::new(),
             others: 0,
+            left: 0,
             limit_pages,
             evictions: 0,
         }
@@ -125,6 +132,7 @@ impl Replacement {
 
     /// A page that came up and cannot leave as things are.
     pub fn refused(&mut self, name: PageName) {
+        self.left = self.left.saturating_sub(1);
         self.refused.push_back(name);
     }
 
@@ -133,11 +141,21 @@ impl Replacement {
         self.others += 1;
         if self.others > OTHERS_PER_REFUSED {
             self.others = 0;
-            if let Some(name) = self.refused.pop_front() {
+            if let Some(name) = self.pop_refused() {
                 return Some(name);
             }
         }
-        self.pop_other().or_else(|| self.refused.pop_front())
+        self.pop_other().or_else(|| self.pop_refused())
+    }
+
+    fn pop_refused(&mut self) -> Option<PageName> {
+        let name = self.refused.pop_front();
+        self.left += u32::from(name.is_some());
+        if self.left > LEFT_MOST {
+            self.left = 0;
+            self.main.append(&mut self.refused);
+        }
+        name
     }
 
     fn pop_other(&mut self) -> Option<PageName> {
@@ -225,6 +243,22 @@ mod tests {
         (0..100).for_each(|page| replacement.refused(name(page)));
         let popped: Vec<_> = std::iter::from_fn(|| replacement.pop()).map(PageName::page).collect();
         assert_eq!(popped, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_is_not_refused_any_more_comes_up_as_others_do() {
+        let mut replacement = Replacement::new(10_000);
+        (0..10_000).for_each(|page| replacement.refused(name(page)));
+        (10_000..10_100).for_each(|page| replacement.reinsert(name(page)));
+        // Every page that comes up leaves, and comes back as another.
+        let (mut pops, mut left) = (0, 0);
+        while left < 10_000 {
+            pops += 1;
+            let page = replacement.pop().unwrap().page();
+            left += u32::from(page < 10_000);
+            replacement.reinsert(name(10_000 + page));
+        }
+        assert!(pops < 20_000, "{pops}");
     }
 
     #[test]

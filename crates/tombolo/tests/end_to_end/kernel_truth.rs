@@ -104,12 +104,19 @@ fn what_grew_or_was_left_behind_takes_guards_and_is_wiped() {
 #[test]
 fn guards_cost_what_they_cost_plainly() {
     needs!("cc");
-    let outcome = far(Link::Shm, "guards", "8M", &[]);
-    assert!(
-        outcome.counter("pages_out") > 0 && outcome.counter("localised_pages") < 200,
-        "{:#}",
-        outcome.report()
-    );
+    for link in [Link::Shm, Link::Udp] {
+        let outcome = far(link, "guards", "8M", &[]);
+        assert!(outcome.counter("localised_pages") < 200, "{:#}", outcome.report());
+        assert!(outcome.counter("pages_out") > 0);
+    }
+}
+
+/// A fork beside them finds all of it or nothing.
+#[test]
+fn guards_and_forks_at_once() {
+    needs!("cc");
+    let outcome = far(Link::Udp, "guarding", "4M", &["-pthread"]);
+    assert!(outcome.counter("pages_out") > 0 && outcome.counter("forks") > 100, "{:#}", outcome.report());
 }
 
 #[test]
