@@ -309,6 +309,8 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     for thread in threads {
         let _ = thread.join();
     }
+    // Why the program has ended, perhaps: a lender was lost, and nobody has come to say it.
+    pager.progress_far();
     if left == Left::Nobody {
         pager.keeper.end();
     }
