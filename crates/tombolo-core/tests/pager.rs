@@ -40,6 +40,31 @@ struct Memory {
     present: BTreeMap<Page, Present>,
     /// What the program must find: a mapped page and its contents.
     expected: BTreeMap<Page, u64>,
+    /// Pages with a guard, which no thread can reach.
+    guards: BTreeSet<Page>,
+    /// A range where the program has installed guards, and what is stored there has not been given up yet.
+    guarding: Option<(Page, Page)>,
+}
+
+impl Memory {
+    /// A page is copied to where none is: that takes a guard away, which only a call that installs guards, and is not over, puts back.
+    fn copy(&mut self, page: Page, present: Present) {
+        if self.guards.remove(&page) {
+            let is_guarding = self.guarding.is_some_and(|(first, end)| (first..end).contains(&page));
+            assert!(is_guarding, "the guard of page {page} is taken away");
+        }
+        self.present.entry(page).or_insert(present);
+    }
+
+    /// The kernel installs the guards.
+    fn install(&mut self) {
+        let (first, end) = self.guarding.expect("a range");
+        for (page, expected) in self.expected.range_mut(first..end) {
+            *expected = 0;
+            self.present.remove(page);
+            self.guards.insert(*page);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -113,6 +138,9 @@ impl World {
         for _ in 0..4 {
             let space = self.spaces.get_mut(&id).expect("a space");
             let Some(&expected) = space.memory.expected.get(&page) else { return };
+            if space.memory.guards.contains(&page) {
+                return;
+            }
             let present = space.memory.present.get(&page).copied();
             let reachable = present.is_some_and(|present| write.is_none() || !present.protected);
             if let Some(present) = present.filter(|_| reachable) {
@@ -175,17 +203,20 @@ impl World {
                 return false;
             }
             Decision::ZeroAgain | Decision::FetchAgain(_) if present => {}
+            // The call that maps zeroes there refuses.
+            Decision::Zero | Decision::ZeroAgain
+                if space.table.may_have_guard(page) && space.memory.guards.contains(&page) => {}
             decision @ (Decision::Zero | Decision::ZeroAgain) => {
                 space.resident += u64::from(decision == Decision::Zero);
                 space.table.mapped(page, false, slots);
-                space.memory.present.insert(page, Present { contents: 0, protected: false });
+                space.memory.copy(page, Present { contents: 0, protected: false });
             }
             decision @ (Decision::Fetch(slot) | Decision::FetchAgain(slot)) => {
                 space.resident += u64::from(decision == Decision::Fetch(slot));
                 let protect = !access.write;
                 let contents = self.far[&slot];
                 space.table.mapped(page, protect, slots);
-                space.memory.present.insert(page, Present { contents, protected: protect });
+                space.memory.copy(page, Present { contents, protected: protect });
             }
             Decision::TakeBack(began) => {
                 let victim = space.victims.iter_mut().find(|victim| victim.page == began).expect("a victim");
@@ -195,7 +226,7 @@ impl World {
                 self.taken[usize::from(page != began)] += 1;
                 space.table.taken_back(began);
                 assert!(space.table.is_taken_back(page));
-                space.memory.present.insert(page, Present { contents, protected: false });
+                space.memory.copy(page, Present { contents, protected: false });
             }
             Decision::Unprotect => {
                 space.table.written(page, slots);
@@ -219,7 +250,7 @@ impl World {
     /// A thread meets a page that it cannot have; nobody reads of it yet.
     fn meet(&mut self, id: u32, page: Page, write: bool) {
         let space = self.space(id);
-        if !space.memory.expected.contains_key(&page) {
+        if !space.memory.expected.contains_key(&page) || space.memory.guards.contains(&page) {
             return;
         }
         let present = space.memory.present.get(&page).copied();
@@ -288,7 +319,7 @@ impl World {
         if !entry.is_discarded() {
             assert_eq!(entry.state(), State::Fetching);
             let contents = self.far[&slot.expect("a slot")];
-            space.memory.present.entry(page).or_insert(Present { contents, protected: protect });
+            space.memory.copy(page, Present { contents, protected: protect });
             if !found {
                 // Mapping a page wakes those who wait for it.
                 space.asleep.remove(&page);
@@ -372,7 +403,7 @@ impl World {
             let (page, entry) = child.table.operation(follower.page);
             if !entry.is_discarded() && child.memory.expected.contains_key(&page) {
                 let returned = Present { contents, protected: false };
-                child.memory.present.entry(page).or_insert(returned);
+                child.memory.copy(page, returned);
             }
             self.copy_back(follower.space, follower.page, contents);
         }
@@ -449,13 +480,41 @@ impl World {
         }
     }
 
+    /// The program installs guards: the pager hears of it before, and, some time after, that it is done.
+    fn guard(&mut self, id: u32) {
+        self.end_guarding(id);
+        let (first, end) = self.range();
+        let space = self.space(id);
+        space.table.guard(first, end);
+        space.memory.guarding = Some((first, end));
+        space.memory.install();
+    }
+
+    fn end_guarding(&mut self, id: u32) {
+        let slots = &mut self.slots;
+        let space = self.spaces.get_mut(&id).expect("a space");
+        if let Some((first, end)) = space.memory.guarding {
+            space.resident -= space.table.discard(first, end, slots).resident;
+            space.memory.install();
+            space.memory.guarding = None;
+        }
+    }
+
+    fn remove_guards(&mut self, id: u32) {
+        self.end_guarding(id);
+        let (first, end) = self.range();
+        self.space(id).memory.guards.retain(|page| !(first..end).contains(page));
+    }
+
     fn unmap(&mut self, id: u32, first: Page, end: Page) {
+        self.end_guarding(id);
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
         let mapped = (first..end).any(|page| space.memory.expected.contains_key(&page));
         for page in first..end {
             space.memory.present.remove(&page);
             space.memory.expected.remove(&page);
+            space.memory.guards.remove(&page);
         }
         // Where nothing was mapped, nothing is reported.
         if mapped {
@@ -488,6 +547,9 @@ impl World {
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
         for step in 0..count {
+            if space.memory.guards.remove(&(from + step)) {
+                space.memory.guards.insert(to + step);
+            }
             if let Some(present) = space.memory.present.remove(&(from + step)) {
                 space.memory.present.insert(to + step, present);
             }
@@ -506,17 +568,20 @@ impl World {
         if self.spaces.len() >= SPACES_MAX {
             return;
         }
+        self.end_guarding(id);
         let child = self.next_space;
         self.next_space += 1;
         let without = if self.random.below(3) == 0 { Some(self.range()) } else { None };
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
         let forked = space.table.fork(child, slots);
-        let mut memory = space.memory.clone();
+        // Nobody there would say that what is stored is to be given up: libc's fork waits for the end of the call.
+        let mut memory = Memory { guarding: None, ..space.memory.clone() };
         // MADV_DONTFORK: a range that the child does not have, and of which it hears nothing.
         if let Some((first, end)) = without {
             memory.present.retain(|page, _| !(first..end).contains(page));
             memory.expected.retain(|page, _| !(first..end).contains(page));
+            memory.guards.retain(|page| !(first..end).contains(page));
         }
         let forked = Space { memory, table: forked.table, resident: forked.resident, ..Space::default() };
         self.spaces.insert(child, forked);
@@ -573,7 +638,10 @@ impl World {
             66..=69 => self.begin_saving(id),
             70..=76 => self.end_eviction(id),
             77..=82 => self.arrive(id),
-            83..=86 => self.discard(id),
+            83..=84 => self.discard(id),
+            85 if page.is_multiple_of(2) => self.guard(id),
+            85 => self.end_guarding(id),
+            86 => self.remove_guards(id),
             87..=88 => {
                 let (first, end) = self.range();
                 self.unmap(id, first, end);
@@ -596,6 +664,7 @@ impl World {
                 self.agent_step(id);
             }
             self.end_eviction(id);
+            self.end_guarding(id);
         }
         for id in self.spaces.keys().copied().collect::<Vec<_>>() {
             while !self.spaces[&id].fetches.is_empty() {
@@ -609,7 +678,12 @@ impl World {
                     self.arrive(id);
                 }
                 let space = &self.spaces[&id];
-                if let Some(expected) = space.memory.expected.get(&page) {
+                if space.memory.guards.contains(&page) {
+                    assert!(
+                        !space.memory.present.contains_key(&page),
+                        "page {page} has come under its guard"
+                    );
+                } else if let Some(expected) = space.memory.expected.get(&page) {
                     let present = space.memory.present.get(&page).map(|present| present.contents);
                     assert_eq!(
                         present,
