@@ -157,7 +157,7 @@ impl Pager {
                 self.deferred.lock().push_back(Deferred::Arrival { ticket, contents, since });
                 return;
             }
-            // It is fetched once more by whoever wants it.
+            // The page is far again: a thread that touches it has it fetched once more.
             let mut table = space.lock();
             if !table.closed && table.states.operation(name.page()).1.state() == State::Fetching {
                 self.fetch_put_off(&space, &mut table, name.page());

@@ -79,11 +79,12 @@ pub struct Replacement {
     evictions: u64,
 }
 
-/// One page that was refused comes up with so many others. A bound for what it costs where nearly all pages that are here are of that kind.
+/// For each page of the refused queue that comes up, so many pages of the other queues come up. It bounds what tries cost where the kernel
+/// refuses nearly all pages that are local (decision 19).
 const OTHERS_PER_REFUSED: u32 = 16;
 
-/// When so many pages that were refused have come up and were not refused again, mappings have changed: all of them come up as others do.
-/// More than are on their way out at once.
+/// When so many pages of the refused queue have come up without being refused again, the program has changed its mappings: the whole queue
+/// joins the main queue. It is more than the pages that evictions have on their way out at once, whose end is not known yet.
 const LEFT_MOST: u32 = 256;
 
 /// Evictions per tick of the coarse clock.

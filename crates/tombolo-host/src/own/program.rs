@@ -99,8 +99,9 @@ impl ProgramMemory {
         self.page_map.is_some()
     }
 
-    /// Copies so many bytes from that address on; `piece` as many as it can of those behind the ones that are done. A page that a
-    /// userfaultfd serves and that has gone since somebody looked is brought in. An error: where a page cannot be had.
+    /// Copies `length` bytes at `address` by several calls of `piece`. A call is told how many bytes are copied already, and the address
+    /// of the next one; it returns how many more it has copied. Where it copies none, the page there is brought in first (a userfaultfd
+    /// may serve it). An error: the address of a page that cannot be had.
     fn copy(&self, address: u64, length: usize, piece: impl Fn(usize, i64) -> isize) -> Result<(), u64> {
         let (mut done, mut touches) = (0, 0);
         while done < length {

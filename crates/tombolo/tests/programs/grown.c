@@ -1,24 +1,13 @@
 /* Advice that the pager must hear of, for memory that became far without a call that says so: where a mapping has grown, and
  * where one was that has moved and left an empty one behind; beside a file that can never be far. */
 #define _GNU_SOURCE
+#include "guard.h"
 #include "pattern.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <signal.h>
 
-enum { SIDE = 64, GUARD_INSTALL = 102 };
-
-static sigjmp_buf back;
-
-static void caught(int number) { siglongjmp(back, number); }
-
-static int is_guarded(volatile char *page) {
-    if (sigsetjmp(back, 1)) return 1;
-    *page;
-    return 0;
-}
+enum { SIDE = 64 };
 
 /* Kernels before Linux 6.13 have no guards. */
 static int has_guards;
@@ -44,8 +33,7 @@ static char *grown(uint64_t pages) {
 
 int main(int count, char **arguments) {
     uint64_t pages = pages_of(count, arguments);
-    struct sigaction action = {.sa_handler = caught};
-    sigaction(SIGSEGV, &action, NULL);
+    catch_guards();
     has_guards = !madvise(map(1), PAGE, GUARD_INSTALL);
     if (!has_guards) fprintf(stderr, "LEFT OUT: this kernel has no guard pages\n");
 

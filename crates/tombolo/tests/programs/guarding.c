@@ -1,26 +1,16 @@
 /* A thread installs guards and removes them again, while others fork: in a child, where there are guards, nothing is stored. */
 #define _GNU_SOURCE
+#include "guard.h"
 #include "pattern.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <stdatomic.h>
 
-enum { AREA = 64, FORKS = 150, GUARD_INSTALL = 102, GUARD_REMOVE = 103 };
+enum { AREA = 64, FORKS = 150 };
 
-static sigjmp_buf back;
 static char *area;
 static atomic_int over;
-
-static void caught(int number) { siglongjmp(back, number); }
-
-static int is_guarded(volatile char *page) {
-    if (sigsetjmp(back, 1)) return 1;
-    *page;
-    return 0;
-}
 
 static void *guards(void *pressure) {
     uint64_t round = 0;
@@ -36,8 +26,7 @@ static void *guards(void *pressure) {
 }
 
 static void child(void) {
-    struct sigaction action = {.sa_handler = caught};
-    sigaction(SIGSEGV, &action, NULL);
+    catch_guards();
     int guarded[AREA];
     for (uint64_t page = 0; page < AREA; page++) guarded[page] = is_guarded(area + page * PAGE);
     /* All pages before, some, or none: in any case a guard stays while others are read. */

@@ -1,23 +1,12 @@
 /* Guards (MADV_GUARD_INSTALL) on far memory cost what they cost elsewhere: no mapping, no contents that come back first, and nothing
  * that moving, growing or forking could not do without them. And a change that the kernel makes in part is known in part. */
 #define _GNU_SOURCE
+#include "guard.h"
 #include "pattern.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <signal.h>
 
-enum { SIDE = 64, MANY = 40000, GUARD_INSTALL = 102, GUARD_REMOVE = 103 };
-
-static sigjmp_buf back;
-
-static void caught(int number) { siglongjmp(back, number); }
-
-static int is_guarded(volatile char *page) {
-    if (sigsetjmp(back, 1)) return 1;
-    *page;
-    return 0;
-}
+enum { SIDE = 64, MANY = 40000 };
 
 static void guard(char *at, uint64_t pages) {
     CHECK(!madvise(at, pages * PAGE, GUARD_INSTALL), "guards: %d", errno);
@@ -120,8 +109,7 @@ static void full(uint64_t pages) {
 
 int main(int count, char **arguments) {
     uint64_t pages = pages_of(count, arguments);
-    struct sigaction action = {.sa_handler = caught};
-    sigaction(SIGSEGV, &action, NULL);
+    catch_guards();
     /* Kernels before Linux 6.13 have no guards. */
     if (madvise(map(1), PAGE, GUARD_INSTALL)) {
         fprintf(stderr, "LEFT OUT: this kernel has no guard pages\n");
