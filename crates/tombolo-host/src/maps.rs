@@ -11,6 +11,8 @@ pub(crate) enum Permission {
     Read = 1,
     /// They may be written.
     Write = 2,
+    /// What is written is seen by others.
+    Share = 8,
 }
 
 /// A mapping of a process.
@@ -20,6 +22,8 @@ pub(crate) struct Mapping {
     pub(crate) start: u64,
     /// The first address behind it.
     pub(crate) end: u64,
+    /// Whether it shows a file.
+    pub(crate) is_file: bool,
     permissions: u64,
 }
 
@@ -71,7 +75,8 @@ fn mapping(maps: &File, address: u64, flags: u64) -> io::Result<Mapping> {
     if unsafe { libc::ioctl(maps.as_raw_fd(), request, &raw mut query) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(Mapping { start: query.start, end: query.end, permissions: query.permissions })
+    let MapQuery { start, end, permissions, .. } = query;
+    Ok(Mapping { start, end, is_file: query.inode != 0, permissions })
 }
 
 #[cfg(test)]
@@ -85,6 +90,8 @@ mod tests {
         let (text, stack) = (mapping_at(&maps, text).unwrap(), mapping_at(&maps, stack).unwrap());
         assert!(text.allows(Permission::Read) && !text.allows(Permission::Write));
         assert!(stack.allows(Permission::Read) && stack.allows(Permission::Write));
+        assert!(!text.allows(Permission::Share) && !stack.allows(Permission::Share));
+        assert!(text.is_file && !stack.is_file);
         assert_eq!(mapping_at(&maps, 0).unwrap_err().raw_os_error(), Some(libc::ENOENT));
     }
 }

@@ -231,33 +231,52 @@ pub fn has_thread(pid: u32, thread: u32) -> bool {
     std::path::Path::new(&format!("/proc/{pid}/task/{thread}")).exists()
 }
 
-/// The mappings of a process, in order: start and end.
-pub fn mappings(pid: u32) -> io::Result<Vec<(u64, u64)>> {
+/// A mapping of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// Its first address.
+    pub start: u64,
+    /// The first address behind it.
+    pub end: u64,
+    /// Whether it is private, and of no file.
+    pub is_private_anonymous: bool,
+}
+
+/// The mappings of a process, in order.
+pub fn mappings(pid: u32) -> io::Result<Vec<Mapped>> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let parse = |line: &str| {
-        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
-        Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        let (rights, inode) = (words.next()?, words.nth(2)?);
+        Some(Mapped { start, end, is_private_anonymous: rights.ends_with('p') && inode == "0" })
     };
     Ok(text.lines().filter_map(parse).collect())
 }
 
-/// The mappings of a process that overlap a range, cut off at its ends, in order: start and end.
-pub fn mappings_within(pid: u32, range: std::ops::Range<u64>) -> io::Result<Vec<(u64, u64)>> {
+/// The mappings of a process that overlap a range, cut off at its ends, in order.
+pub fn mappings_within(pid: u32, range: std::ops::Range<u64>) -> io::Result<Vec<Mapped>> {
+    let cut = |mapped: Mapped| Mapped {
+        start: mapped.start.max(range.start),
+        end: mapped.end.min(range.end),
+        ..mapped
+    };
     let maps = std::fs::File::open(format!("/proc/{pid}/maps"))?;
     let (mut found, mut at) = (Vec::new(), range.start);
     while at < range.end {
         match maps::mapping_from(&maps, at) {
             Ok(mapping) if mapping.start < range.end => {
-                found.push((mapping.start.max(range.start), mapping.end.min(range.end)));
+                let is_private_anonymous = !mapping.is_file && !mapping.allows(maps::Permission::Share);
+                found.push(cut(Mapped { start: mapping.start, end: mapping.end, is_private_anonymous }));
                 at = mapping.end;
             }
             Ok(_) => break,
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => break,
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
                 // Kernels before 6.11.
-                let all = mappings(pid)?.into_iter();
-                let all = all.map(|(start, end)| (start.max(range.start), end.min(range.end)));
-                return Ok(all.filter(|(start, end)| start < end).collect());
+                let all = mappings(pid)?.into_iter().map(cut);
+                return Ok(all.filter(|mapped| mapped.start < mapped.end).collect());
             }
             Err(error) => return Err(error),
         }

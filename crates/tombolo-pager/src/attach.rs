@@ -302,10 +302,10 @@ impl Reception {
             let mut at = first;
             while at < end {
                 // Mappings that end before this page do not matter to the following ones either.
-                while mapped.next_if(|&(_, stop)| stop / PAGE_BYTES <= at).is_some() {}
+                while mapped.next_if(|mapped| mapped.end / PAGE_BYTES <= at).is_some() {}
                 let (start, stop) = mapped
                     .peek()
-                    .map_or((end, end), |&(start, stop)| (start / PAGE_BYTES, stop / PAGE_BYTES));
+                    .map_or((end, end), |mapped| (mapped.start / PAGE_BYTES, mapped.end / PAGE_BYTES));
                 let gap_end = start.clamp(at, end);
                 if gap_end > at {
                     let discarded = table.states.unmap(at, gap_end, &mut self.pager.far.slots());

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tombolo_core::pager::{PAGE_BYTES, Page, PageName, State};
-use tombolo_host::process;
+use tombolo_host::process::{self, Mapped};
 use tombolo_host::uffd::UffdError;
 
 use crate::pager::Pager;
 use crate::protocol::{
-    ATTACH_PAGE, Answer, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, NO_REQUEST, REGISTER,
-    REQUEST_PAGE, REQUESTS, Request,
+    ATTACH_PAGE, Answer, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, LOCALISE_ANONYMOUS,
+    NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request,
 };
 use crate::serve::{NotBrought, Step};
 use crate::space::{Space, Table};
@@ -33,6 +33,12 @@ fn is_partly_unknown(table: &Table, start: u64, length: u64) -> bool {
     let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
     let far: u64 = table.states.ranges_within(first, end).into_iter().map(|(first, end)| end - first).sum();
     far < end - first
+}
+
+/// What the kernel has mapped of a range, in order. `None`: that cannot be looked at.
+fn mapped(space: &Space, start: u64, end: u64) -> Option<Vec<Mapped>> {
+    let program = space.program()?;
+    process::mappings_within(process::thread_with_memory(program.pid), start..end).ok()
 }
 
 /// What lies of a range before the control area, and what behind: nothing of that becomes ordinary memory.
@@ -115,7 +121,8 @@ impl Pager {
         let end = start.checked_add(length).filter(|_| start.is_multiple_of(PAGE_BYTES) && length > 0);
         let answer = match (operation, end) {
             (REGISTER, Some(_)) => self.register(space, table, start, length),
-            (LOCALISE, Some(_)) => self.localise(space, table, start, length),
+            (LOCALISE, Some(end)) => self.localise(space, table, start, end, false),
+            (LOCALISE_ANONYMOUS, Some(end)) => self.localise(space, table, start, end, true),
             (IS_PARTLY_UNKNOWN, Some(_)) => {
                 Answer { served: 1, value: is_partly_unknown(table, start, length).into(), number: 0 }
             }
@@ -197,25 +204,53 @@ impl Pager {
     }
 
     /// A range becomes ordinary memory, or as much of it from its beginning on as has few pages with something in them: all of those
-    /// are here at the same time before they are local. The value says how far: see [`LOCALISE`].
-    fn localise(&self, space: &Arc<Space>, table: &mut Table, start: u64, length: u64) -> Answer {
-        let (first, whole) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
+    /// are here at the same time before they are local. The value says how far: see [`LOCALISE`] and [`LOCALISE_ANONYMOUS`].
+    fn localise(
+        &self,
+        space: &Arc<Space>,
+        table: &mut Table,
+        start: u64,
+        mut range_end: u64,
+        is_anonymous_only: bool,
+    ) -> Answer {
+        let (first, mut whole) = (start / PAGE_BYTES, range_end.div_ceil(PAGE_BYTES));
         // What lies before it has no pages. Parts of it may be far all the same: where a mapping grew, nobody has said so.
-        let looked_at =
-            table.states.first_far(first, whole).map_or(whole, |far| whole.min(far + LOOKED_AT_ONCE));
+        let far = table.states.first_far(first, whole);
+        let mut looked_at = far.map_or(whole, |far| whole.min(far + LOOKED_AT_ONCE));
+        let mapped = mapped(space, start.saturating_sub(PAGE_BYTES), Space::address(looked_at + 1));
+        let other = mapped.iter().flatten().find(|one| one.end > start && !one.is_private_anonymous);
+        if let Some(other) = other.filter(|_| is_anonymous_only)
+            && other.start < range_end
+        {
+            range_end = other.start.max(start);
+            whole = range_end / PAGE_BYTES;
+            looked_at = looked_at.min(whole);
+        }
+        if first == whole {
+            return Answer { served: 1, ..Answer::default() };
+        }
         let entries = table.states.entries(first, looked_at).into_iter();
         let mut used: Vec<Page> = entries.map(|(page, _)| page).collect();
         used.sort_unstable();
         let end = used.get(LOCALISED_AT_ONCE).copied().unwrap_or(looked_at);
-        let length = if end == whole { length } else { (end - first) * PAGE_BYTES };
         if !self.bring_all(space, table, first, end) {
             return Answer { served: 1, value: 1, ..Answer::default() };
         }
-        // A mapping is split there, perhaps. The parts can be joined again, as when one moves, only if it had a page before.
-        if table.states.first_far(first, first + 1).is_some() && !table.states.may_have_guard(first) {
-            let _ = space.map(table, first, self.zeroes.address(), 1, false);
+        // Where a mapping is split, its parts can be joined again, as when one moves, only if it had a page before. Where none is split, a
+        // page would keep it from being joined with its neighbours.
+        let is_split = |at: u64| {
+            mapped.as_ref().is_none_or(|mapped| mapped.iter().any(|one| one.start < at && at < one.end))
+        };
+        for (page, edge) in [(first, first), (end - 1, end)] {
+            if is_split(Space::address(edge))
+                && table.states.first_far(page, page + 1).is_some()
+                && !table.states.may_have_guard(page)
+            {
+                let _ = space.map(table, page, self.zeroes.address(), 1, false);
+            }
         }
-        for (start, end) in around_control(space, start, start + length) {
+        let done = if end == whole { range_end } else { Space::address(end) };
+        for (start, end) in around_control(space, start, done) {
             if let Err(error) = self.unregister(space, table, start, end) {
                 self.say_once("localise", &format!("far memory could not be made local ({error})"));
                 return Answer::default();
@@ -234,11 +269,9 @@ impl Pager {
             self.forget(space, table, start, end);
             return Ok(());
         }
-        let mapped = space.program().and_then(|program| {
-            process::mappings_within(process::thread_with_memory(program.pid), start..end).ok()
-        });
+        let mapped = mapped(space, start, end).map(|mapped| mapped.into_iter().map(|one| (one.start, one.end)).collect());
         // Where that cannot be looked at: those that are known to be far, page by page, as a range may be several mappings.
-        let parts = mapped.unwrap_or_else(|| {
+        let parts: Vec<_> = mapped.unwrap_or_else(|| {
             let far = table.states.ranges_within(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
             let pages = far.into_iter().flat_map(|(first, end)| first..end);
             pages.map(|page| (Space::address(page), Space::address(page + 1))).collect()

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::{c_int, c_uint, c_void, off_t, size_t, ssize_t};
 
 use crate::protocol::{
-    CHANGES_OFFSET, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, PAGE_BYTES, REGISTER,
+    CHANGES_OFFSET, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, LOCALISE_ANONYMOUS, PAGE_BYTES, REGISTER,
 };
 use crate::sys::{self, with_errno};
 use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
@@ -229,9 +229,10 @@ fn advise(start: usize, length: usize, advice: c_int) -> sys::Result {
         GUARD_INSTALL if start::far() => change(|| guard(start, length)),
         // Not between the steps of the other.
         GUARD_REMOVE if start::far() => change(|| sys::advise(start, length, advice)),
-        // A forked child finds zeroes there: the kernel alone knows, so the range is local from now on.
+        // A forked child finds zeroes there: the kernel alone knows, so the range is local from now on, as far as the kernel takes the
+        // advice.
         libc::MADV_WIPEONFORK if start::far() => {
-            localise(start, length)?;
+            make_local(LOCALISE_ANONYMOUS, start, length)?;
             sys::advise(start, length, advice)
         }
         _ => sys::advise(start, length, advice),
@@ -397,6 +398,10 @@ fn unite(start: usize, length: usize) -> bool {
 
 /// Makes a range of whole pages ordinary memory.
 pub fn localise(start: usize, length: usize) -> Result<(), i32> {
+    make_local(LOCALISE, start, length)
+}
+
+fn make_local(operation: u64, start: usize, length: usize) -> Result<(), i32> {
     let whole = length.checked_next_multiple_of(PAGE_BYTES).filter(|whole| *whole > 0);
     let Some(whole) = whole.filter(|whole| is_whole_pages(start, *whole)) else {
         // The kernel says what is wrong with it.
@@ -405,7 +410,7 @@ pub fn localise(start: usize, length: usize) -> Result<(), i32> {
     forking::attach_if_forked();
     let (mut next, end, mut tries) = (start, start + whole, 0);
     while next < end {
-        match control::ask(LOCALISE, next, end - next) {
+        match control::ask(operation, next, end - next) {
             Some(0) => return Ok(()),
             // Not all of it is here.
             Some(1) if tries < LOCALISE_TRIES => {

@@ -31,6 +31,14 @@ static char *grown(uint64_t pages) {
     return at;
 }
 
+/* A mapping that the kernel has joined with no other. */
+static char *untouched(uint64_t pages) {
+    char *around = mmap(NULL, (pages + 2) * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(around != MAP_FAILED, "mmap: %d", errno);
+    CHECK(!mprotect(around + PAGE, pages * PAGE, PROT_READ | PROT_WRITE), "mprotect: %d", errno);
+    return around + PAGE;
+}
+
 int main(int count, char **arguments) {
     uint64_t pages = pages_of(count, arguments);
     catch_guards();
@@ -58,6 +66,18 @@ int main(int count, char **arguments) {
     half = mremap(half, 2 * SIDE * PAGE, 4 * SIDE * PAGE, MREMAP_MAYMOVE);
     CHECK(half != MAP_FAILED, "mremap: %d", errno);
     if (has_guards) CHECK(is_guarded(half) && !is_guarded(half + SIDE * PAGE), "guards move along");
+
+    /* The kernel refuses advice for a file, and what lies behind it is as it was: what moves to there becomes a part of it. */
+    char *behind_file = untouched(4 * SIDE), *piece = untouched(SIDE / 4);
+    CHECK(mmap(behind_file, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) == behind_file, "mmap: %d", errno);
+    CHECK(madvise(behind_file, SIDE * PAGE, MADV_WIPEONFORK) && errno == EINVAL, "madvise: %d", errno);
+    char *into = behind_file + SIDE / 2 * PAGE;
+    CHECK(mremap(piece, SIDE / 4 * PAGE, SIDE / 4 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, into) == into, "mremap: %d", errno);
+    behind_file[SIDE / 4 * PAGE] = into[0] = behind_file[2 * SIDE * PAGE] = 3;
+    behind_file = mremap(behind_file + PAGE, 3 * SIDE * PAGE, 4 * SIDE * PAGE, MREMAP_MAYMOVE);
+    CHECK(behind_file != MAP_FAILED, "mremap behind a file: %d", errno);
+    CHECK(behind_file[(SIDE / 4 - 1) * PAGE] == 3 && behind_file[(SIDE / 2 - 1) * PAGE] == 3, "what has moved");
+    CHECK(behind_file[(2 * SIDE - 1) * PAGE] == 3, "what has moved");
 
     /* Nobody has touched it when it is to be wiped; most of it leaves before the child comes. */
     char *wiped = grown(pages) + pages * PAGE;
