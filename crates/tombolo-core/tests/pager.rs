@@ -436,6 +436,7 @@ impl World {
                 // It was misreported before.
                 Some(None) if !moved_elsewhere && victim.clean => Outcome::Saved(victim.slot),
                 Some(None) if !moved_elsewhere => Outcome::Zero,
+                _ if victim.page % 2 == 0 => Outcome::Shared(victim.clean.then_some(victim.slot)),
                 _ => Outcome::Refused(victim.clean.then_some(victim.slot)),
             };
             if outcome.slot().is_none() {

@@ -733,6 +733,7 @@ impl Evictor {
             let mut table = batch.space.lock();
             (table.command, table.touching) = (0, false);
         }
+        self.pager.replacement.lock().unshared();
         self.eviction.ended(batch.command);
         self.pager.close_if_ended(&batch.space);
         true
@@ -752,7 +753,8 @@ impl Evictor {
                     Way::Absent => victim.slot.filter(|_| victim.clean).map_or(Ending::Zero, Ending::Saved),
                     Way::Unread => Ending::Lost,
                     Way::Refused => Ending::Refused(victim.slot.filter(|_| victim.clean)),
-                    Way::Stay | Way::Unshare | Way::Back | Way::Taken | Way::Move | Way::Clean => {
+                    Way::Unshare => Ending::Shared(victim.slot.filter(|_| victim.clean)),
+                    Way::Stay | Way::Back | Way::Taken | Way::Move | Way::Clean => {
                         Ending::Stays(victim.slot.filter(|_| victim.clean))
                     }
                 };

@@ -327,6 +327,7 @@ impl Pager {
                     let name = PageName::new(space.index, finished.page);
                     match outcome {
                         Outcome::Refused(_) => replacement.refused(name),
+                        Outcome::Shared(_) => replacement.shared(name),
                         _ => replacement.reinsert(name),
                     }
                     let entry = table.states.get(finished.page);

@@ -269,7 +269,8 @@ impl Pager {
             self.forget(space, table, start, end);
             return Ok(());
         }
-        let mapped = mapped(space, start, end).map(|mapped| mapped.into_iter().map(|one| (one.start, one.end)).collect());
+        let mapped = mapped(space, start, end)
+            .map(|mapped| mapped.into_iter().map(|one| (one.start, one.end)).collect());
         // Where that cannot be looked at: those that are known to be far, page by page, as a range may be several mappings.
         let parts: Vec<_> = mapped.unwrap_or_else(|| {
             let far = table.states.ranges_within(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES));

@@ -11,7 +11,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::{c_int, c_uint, c_void, off_t, size_t, ssize_t};
 
 use crate::protocol::{
-    CHANGES_OFFSET, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, LOCALISE_ANONYMOUS, PAGE_BYTES, REGISTER,
+    CHANGES_OFFSET, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, LOCALISE_ANONYMOUS,
+    PAGE_BYTES, REGISTER,
 };
 use crate::sys::{self, with_errno};
 use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};

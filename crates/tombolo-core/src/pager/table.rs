@@ -89,6 +89,8 @@ pub enum Outcome {
     Stays(Option<u32>),
     /// As [`Outcome::Stays`], since the kernel refuses to move the page: it would do so again.
     Refused(Option<u32>),
+    /// As [`Outcome::Stays`], since it is shared: it is to be made its process's own, and can leave then.
+    Shared(Option<u32>),
     /// The contents are gone.
     Lost,
 }
@@ -98,14 +100,14 @@ impl Outcome {
     pub fn slot(self) -> Option<u32> {
         match self {
             Self::Saved(slot) => Some(slot),
-            Self::Stays(slot) | Self::Refused(slot) => slot,
+            Self::Stays(slot) | Self::Refused(slot) | Self::Shared(slot) => slot,
             Self::Zero | Self::Lost => None,
         }
     }
 
     /// Whether the page is mapped as before.
     pub fn stays(self) -> bool {
-        matches!(self, Self::Stays(_) | Self::Refused(_))
+        matches!(self, Self::Stays(_) | Self::Refused(_) | Self::Shared(_))
     }
 }
 
@@ -753,7 +755,7 @@ impl Table {
                 let theirs = match outcome {
                     Outcome::Saved(slot) if !slots.share(slot) => Outcome::Lost,
                     // The page is theirs, too, and its slot ours alone.
-                    Outcome::Stays(_) | Outcome::Refused(_) => Outcome::Stays(None),
+                    Outcome::Stays(_) | Outcome::Refused(_) | Outcome::Shared(_) => Outcome::Stays(None),
                     other => other,
                 };
                 (follower, theirs)
@@ -787,7 +789,7 @@ impl Table {
             }
             Outcome::Zero => (Entry(0), None),
             Outcome::Lost => (Entry(0).with_state(State::Lost), None),
-            Outcome::Stays(slot) | Outcome::Refused(slot) => (
+            Outcome::Stays(slot) | Outcome::Refused(slot) | Outcome::Shared(slot) => (
                 Entry(0).with_state(State::Resident).with_slot(slot).with_referenced(entry.is_referenced()),
                 slot,
             ),
