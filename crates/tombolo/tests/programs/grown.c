@@ -68,16 +68,16 @@ int main(int count, char **arguments) {
     if (has_guards) CHECK(is_guarded(half) && !is_guarded(half + SIDE * PAGE), "guards move along");
 
     /* The kernel refuses advice for a file, and what lies behind it is as it was: what moves to there becomes a part of it. */
-    char *behind_file = untouched(4 * SIDE), *piece = untouched(SIDE / 4);
+    char *behind_file = untouched(4 * SIDE), *piece = untouched(SIDE);
     CHECK(mmap(behind_file, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) == behind_file, "mmap: %d", errno);
-    CHECK(madvise(behind_file, SIDE * PAGE, MADV_WIPEONFORK) && errno == EINVAL, "madvise: %d", errno);
+    CHECK(madvise(behind_file, 2 * SIDE * PAGE, MADV_WIPEONFORK) && errno == EINVAL, "madvise: %d", errno);
     char *into = behind_file + SIDE / 2 * PAGE;
-    CHECK(mremap(piece, SIDE / 4 * PAGE, SIDE / 4 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, into) == into, "mremap: %d", errno);
-    behind_file[SIDE / 4 * PAGE] = into[0] = behind_file[2 * SIDE * PAGE] = 3;
-    behind_file = mremap(behind_file + PAGE, 3 * SIDE * PAGE, 4 * SIDE * PAGE, MREMAP_MAYMOVE);
+    CHECK(mremap(piece, SIDE * PAGE, SIDE * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, into) == into, "mremap: %d", errno);
+    behind_file[PAGE] = into[0] = behind_file[3 * SIDE * PAGE] = 3;
+    behind_file = mremap(behind_file + PAGE, (4 * SIDE - 1) * PAGE, 5 * SIDE * PAGE, MREMAP_MAYMOVE);
     CHECK(behind_file != MAP_FAILED, "mremap behind a file: %d", errno);
-    CHECK(behind_file[(SIDE / 4 - 1) * PAGE] == 3 && behind_file[(SIDE / 2 - 1) * PAGE] == 3, "what has moved");
-    CHECK(behind_file[(2 * SIDE - 1) * PAGE] == 3, "what has moved");
+    CHECK(behind_file[0] == 3 && behind_file[(SIDE / 2 - 1) * PAGE] == 3, "what has moved");
+    CHECK(behind_file[(3 * SIDE - 1) * PAGE] == 3, "what has moved");
 
     /* Nobody has touched it when it is to be wiped; most of it leaves before the child comes. */
     char *wiped = grown(pages) + pages * PAGE;
