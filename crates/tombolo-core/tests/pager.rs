@@ -229,7 +229,7 @@ impl World {
                 space.memory.copy(page, Present { contents, protected: false });
             }
             Decision::Unprotect => {
-                space.table.written(page, slots);
+                space.table.written(page, true, slots);
                 space.memory.present.entry(page).and_modify(|present| present.protected = false);
             }
             Decision::Poison => panic!("nothing is lost here"),
@@ -436,7 +436,6 @@ impl World {
                 // It was misreported before.
                 Some(None) if !moved_elsewhere && victim.clean => Outcome::Saved(victim.slot),
                 Some(None) if !moved_elsewhere => Outcome::Zero,
-                _ if victim.page % 2 == 0 => Outcome::Shared(victim.clean.then_some(victim.slot)),
                 _ => Outcome::Refused(victim.clean.then_some(victim.slot)),
             };
             if outcome.slot().is_none() {

@@ -238,13 +238,19 @@ pub struct Mapped {
     pub start: u64,
     /// The first address behind it.
     pub end: u64,
-    /// Whether it is private, and of no file.
+    /// Whether it is private, and of no file: of none with a number, as all have but some in user space.
     pub is_private_anonymous: bool,
+}
+
+/// What a process has mapped, as text. Names of files may be of any bytes.
+fn mappings_text(pid: u32) -> io::Result<String> {
+    let text = std::fs::read(format!("/proc/{pid}/maps"))?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The mappings of a process, in order.
 pub fn mappings(pid: u32) -> io::Result<Vec<Mapped>> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let text = mappings_text(pid)?;
     let parse = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let (start, end) = words.next()?.split_once('-')?;
@@ -284,6 +290,16 @@ pub fn mappings_within(pid: u32, range: std::ops::Range<u64>) -> io::Result<Vec<
     Ok(found)
 }
 
+/// Whether a mapping of a process lies on both sides of an address. An error: it cannot be looked at, as in kernels before 6.11.
+pub fn is_within_mapping(pid: u32, address: u64) -> io::Result<bool> {
+    let maps = std::fs::File::open(format!("/proc/{pid}/maps"))?;
+    match maps::mapping_at(&maps, address) {
+        Ok(mapping) => Ok(mapping.start < address),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Whether the mapping at an address of a process is writable, if there is one. An error: it cannot be looked at.
 pub fn is_writable(pid: u32, address: u64) -> io::Result<Option<bool>> {
     let maps = std::fs::File::open(format!("/proc/{pid}/maps"))?;
@@ -291,7 +307,7 @@ pub fn is_writable(pid: u32, address: u64) -> io::Result<Option<bool>> {
         return Ok(Some(mapping.allows(maps::Permission::Write)));
     }
     // Kernels before 6.11.
-    let text = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let text = mappings_text(pid)?;
     Ok(text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
         let (start, end) = words.next()?.split_once('-')?;
@@ -650,6 +666,53 @@ mod tests {
 
     /// What is done with a signal is of the whole process: one test at a time changes it.
     static DISPOSITIONS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    /// A page of each kind of mapping, side by side; `None`: nothing.
+    fn side_by_side(kinds: &[Option<(i32, i32)>]) -> u64 {
+        const PAGE: usize = 4096;
+        let bytes = kinds.len() * PAGE;
+        let none = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory, at an address of the kernel's choice; what follows replaces parts of it.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, none, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        for (index, kind) in kinds.iter().enumerate() {
+            let at = base.wrapping_byte_add(index * PAGE);
+            let done = match *kind {
+                Some((flags, file)) => {
+                    // SAFETY: a page of the memory made above.
+                    let made =
+                        unsafe { libc::mmap(at, PAGE, libc::PROT_READ, flags | libc::MAP_FIXED, file, 0) };
+                    made == at
+                }
+                // SAFETY: as above.
+                None => unsafe { libc::munmap(at, PAGE) == 0 },
+            };
+            assert!(done, "{}", io::Error::last_os_error());
+        }
+        base as u64
+    }
+
+    #[test]
+    fn mappings_say_what_they_are_in_both_ways() {
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let anonymous = Some((libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1));
+        let shared = Some((libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1));
+        let of_file = Some((libc::MAP_PRIVATE, file.as_raw_fd()));
+        // The kernel joins the first two.
+        let base = side_by_side(&[anonymous, anonymous, of_file, None, shared, anonymous, None]);
+        let page = |index: u64| base + index * 4096;
+        let expected = [(0, 2, true), (2, 3, false), (4, 5, false), (5, 6, true)]
+            .map(|(first, end, is)| Mapped { start: page(first), end: page(end), is_private_anonymous: is });
+        let own = std::process::id();
+        assert_eq!(mappings_within(own, base..page(7)).unwrap(), expected);
+        let text = mappings(own).unwrap();
+        assert_eq!(text.iter().filter(|one| one.start >= base && one.end <= page(7)).count(), 4);
+        assert!(expected.iter().all(|one| text.contains(one)), "{text:x?}");
+        let inner = Mapped { start: page(1), ..expected[0] };
+        assert_eq!(mappings_within(own, page(1)..page(2)).unwrap(), [inner]);
+        let within = (0..7).filter(|index| is_within_mapping(own, page(*index)).unwrap());
+        assert_eq!(within.collect::<Vec<_>>(), [1]);
+    }
 
     #[test]
     fn a_pidfd_names_its_process_until_that_has_ended() {

@@ -7,8 +7,7 @@
 //! it is not lost, as it would be if the page were copied and dropped. (Of a mapping that is not writable, the kernel
 //! does not say whether a page is pinned.) Dropping pages of the program one at a time would also cost an event each.
 //!
-//! A page that a fork shares cannot be moved either. It is made this process's own, and moved when it
-//! comes up again. It is not dropped: a drop waits for its own event, and the program may have mapped
+//! A page that a fork shares cannot be moved either. It is made this process's own, and is the next to be moved. It is not dropped: a drop waits for its own event, and the program may have mapped
 //! something else there meanwhile.
 //!
 //! Only a page of a mapping that is not writable is **kept** mapped, write-protected, while it is
@@ -30,7 +29,7 @@ use tombolo_host::uffd::UffdError;
 use tombolo_node::Written;
 
 use crate::copy_out::{read_kept, read_moved};
-use crate::evict::Evictor;
+use crate::evict::{Chosen, Evictor};
 use crate::lost::found_moved;
 use crate::pager::CopyBack;
 use crate::protocol::{Done, STAGING_PAGES};
@@ -72,7 +71,7 @@ pub(crate) enum Way {
     Back,
     /// It was wanted before it was saved, and is back already, but for children that share its end.
     Taken,
-    /// A fork shares it, or it is pinned: it stays, and is made this process's own, so that it can be moved next time.
+    /// A fork shares it, or it is pinned: it stays, and is made this process's own, so that it can be moved next.
     Unshare,
 }
 
@@ -90,6 +89,8 @@ pub(crate) struct Victim {
     /// The slot has had the contents from the beginning.
     pub(crate) clean: bool,
     pub(crate) way: Way,
+    /// It was to leave just now, and was shared.
+    is_retry: bool,
     /// Where the contents go in this process: the slot's window, or staging memory.
     pub(crate) copy: u64,
     /// Which page of the staging memory that is, unless the contents go straight to the slot's window.
@@ -131,6 +132,8 @@ pub struct Batch {
     pub(crate) victims: Vec<Victim>,
     /// Ranges that the agent was told to drop, in the second command.
     pub(crate) drops: Option<Vec<(Page, u32)>>,
+    /// Pages that the agent was told to make the process's own, in the second command. They are in no queue.
+    pub(crate) unshared: Vec<PageName>,
     pub(crate) command: u32,
     pub(crate) awaits: Awaits,
 }
@@ -166,10 +169,10 @@ fn note_taken(victims: &mut [Victim], left: &[Page]) {
 
 impl Evictor {
     /// Begins to evict those of these pages (sorted) that can be.
-    pub(crate) fn begin(&mut self, space: &Arc<Space>, pages: &[Page]) -> Attempt {
+    pub(crate) fn begin(&mut self, space: &Arc<Space>, chosen: &[Chosen]) -> Attempt {
         let Some(agent) = space.agent() else { return Attempt::NoVictims };
         let command = self.next_command();
-        let Claimed { victims, refused } = self.claim(space, pages, command);
+        let Claimed { victims, refused } = self.claim(space, chosen, command);
         if self.pager.far.slots().has_actions() {
             self.pager.flush_far();
         }
@@ -190,8 +193,15 @@ impl Evictor {
             self.placement.arrange(&self.pager.home);
         }
         let count = victims.len() as u64;
-        let batch =
-            Batch { space: space.clone(), agent, victims, drops: None, command, awaits: Awaits::Agent };
+        let batch = Batch {
+            space: space.clone(),
+            agent,
+            victims,
+            drops: None,
+            unshared: Vec::new(),
+            command,
+            awaits: Awaits::Agent,
+        };
         match space.send(&batch.agent, command, &order, &mut self.message) {
             Ok(()) => {
                 for victim in batch.victims.iter().filter(|victim| victim.copy != 0) {
@@ -214,8 +224,8 @@ impl Evictor {
     }
 
     /// Claims those of the pages that are to go.
-    fn claim(&self, space: &Space, pages: &[Page], command: u32) -> Claimed {
-        let mut victims = Vec::with_capacity(pages.len());
+    fn claim(&self, space: &Space, chosen: &[Chosen], command: u32) -> Claimed {
+        let mut victims = Vec::with_capacity(chosen.len());
         let mut refused = None;
         // Pages of this batch that will need a place in the staging memory.
         let mut to_stage = 0;
@@ -223,7 +233,7 @@ impl Evictor {
         let mut table = space.lock();
         let mut slots = self.pager.far.slots();
         let mut replacement = self.pager.replacement.lock();
-        for &page in pages {
+        for &Chosen { page, is_retry } in chosen {
             let entry = table.states.get(page).with_queued(false);
             table.states.set(page, entry);
             if entry.state() != State::Resident || table.closed {
@@ -252,6 +262,7 @@ impl Evictor {
                     slot: Some(slot),
                     clean: true,
                     way: Way::Clean,
+                    is_retry,
                     copy: 0,
                     staged: None,
                 });
@@ -278,7 +289,8 @@ impl Evictor {
                 }
             };
             table.states.set(page, entry.with_state(State::EvictCopy).with_slot(None).with_kept(false));
-            victims.push(Victim { page, slot: Some(slot), clean: false, way: Way::Move, copy, staged: None });
+            let (slot, way) = (Some(slot), Way::Move);
+            victims.push(Victim { page, slot, clean: false, way, is_retry, copy, staged: None });
         }
         if !victims.is_empty() {
             table.command = command;
@@ -380,15 +392,16 @@ impl Evictor {
     fn end_settled(&mut self, batch: &mut Batch) {
         let (settled, left): (Vec<_>, Vec<_>) = batch.victims.iter().partition(|victim| victim.is_settled());
         batch.victims = left;
-        self.end_and_count(&batch.space, settled);
+        let shared = self.end_and_count(&batch.space, settled);
+        debug_assert!(shared.is_empty(), "such a page has not left");
     }
 
-    /// Ends evictions, and counts those whose pages have left.
-    fn end_and_count(&mut self, space: &Arc<Space>, victims: Vec<Victim>) {
+    /// Ends evictions, and counts those whose pages have left. Returns the names of the pages that are shared: they are in no queue.
+    fn end_and_count(&mut self, space: &Arc<Space>, victims: Vec<Victim>) -> Vec<PageName> {
         let left =
             victims.iter().filter(|victim| !matches!(victim.way, Way::Stay | Way::Refused | Way::Unshare));
         self.evicted(left.count() as u64);
-        self.end(space, victims);
+        self.end(space, victims)
     }
 
     /// Maps the pages that stay, after all. Those that cannot be mapped yet keep their place in the staging memory.
@@ -448,6 +461,8 @@ impl Evictor {
             let refused = || match status {
                 // Its state says that it is mapped, and it is not: the program dropped it, or moved it away.
                 ENOENT => Way::Absent,
+                // It is pinned, or another fork shares it.
+                EBUSY if victim.is_retry => Way::Stay,
                 EBUSY => Way::Unshare,
                 EINVAL if batch.agent.begun() > 0 => match writable() {
                     Some(false) if !batch.space.changes_unseen() => Way::Keep,
@@ -625,9 +640,12 @@ impl Evictor {
             // Beside others that are not over, a page could come to stand where the agent touches one: one that is to be dropped, or
             // that is not there. The agent would find zeroes there.
             let is_last = |victim: &Victim| victim.way != Way::Keep && !victim.way.goes_back();
-            if batch.victims.iter().all(is_last) {
-                for victim in batch.victims.iter().filter(|victim| victim.way == Way::Unshare) {
+            let is_possible = batch.victims.iter().all(is_last);
+            for victim in batch.victims.iter_mut().filter(|victim| victim.way == Way::Unshare) {
+                if is_possible {
                     extend(&mut order.unshare, victim.page);
+                } else {
+                    victim.way = Way::Stay;
                 }
             }
             if !(order.drop.is_empty() && order.unshare.is_empty()) {
@@ -644,7 +662,7 @@ impl Evictor {
         let (left, over): (Vec<_>, Vec<_>) =
             batch.victims.drain(..).partition(|victim| victim.way == Way::Keep || victim.way.goes_back());
         batch.victims = left;
-        self.end_and_count(&batch.space, over);
+        batch.unshared = self.end_and_count(&batch.space, over);
         if order.drop.is_empty() && order.unshare.is_empty() {
             self.settle(batch);
             return;
@@ -728,20 +746,21 @@ impl Evictor {
             self.batches.push(batch);
             return false;
         }
-        self.end_and_count(&batch.space, std::mem::take(&mut batch.victims));
+        let victims = std::mem::take(&mut batch.victims);
+        batch.unshared.extend(self.end_and_count(&batch.space, victims));
         {
             let mut table = batch.space.lock();
             (table.command, table.touching) = (0, false);
         }
-        self.pager.replacement.lock().unshared();
+        self.pager.replacement.lock().retry(batch.unshared);
         self.eviction.ended(batch.command);
         self.pager.close_if_ended(&batch.space);
         true
     }
 
-    fn end(&self, space: &Arc<Space>, victims: Vec<Victim>) {
+    fn end(&self, space: &Arc<Space>, victims: Vec<Victim>) -> Vec<PageName> {
         if victims.is_empty() {
-            return;
+            return Vec::new();
         }
         let counters = &self.pager.stats.counters;
         let mut endings = Vec::with_capacity(victims.len());
@@ -766,6 +785,6 @@ impl Evictor {
                 endings.push((victim.page, ending));
             }
         }
-        self.pager.end_operations(space, endings);
+        self.pager.end_operations(space, endings)
     }
 }

@@ -23,6 +23,14 @@ const CALM: u32 = 64;
 /// Names looked at in a row before the evictor looks up.
 const LOOK_MAX: usize = 8 * BATCH;
 
+/// A page that is to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Chosen {
+    pub(crate) page: Page,
+    /// It was to leave just now, and was shared.
+    pub(crate) is_retry: bool,
+}
+
 /// The evictor's own memory.
 pub struct Evictor {
     pub(crate) pager: Arc<Pager>,
@@ -175,27 +183,32 @@ impl Evictor {
     /// Takes names from the queues until `want` of them are to go, by space and in
     /// order. Spares those that were used, or came back quickly before.
     /// Also returns how many were looked at.
-    fn select(&self, want: usize) -> (BTreeMap<u32, Vec<Page>>, usize) {
-        let mut batches: BTreeMap<u32, Vec<Page>> = BTreeMap::new();
+    fn select(&self, want: usize) -> (BTreeMap<u32, Vec<Chosen>>, usize) {
+        let mut batches: BTreeMap<u32, Vec<Chosen>> = BTreeMap::new();
         let (mut found, mut looked_at) = (0, 0);
-        let mut names: Vec<PageName> = Vec::with_capacity(BATCH);
+        let mut names: Vec<(PageName, bool)> = Vec::with_capacity(BATCH);
         let mut spared = Vec::with_capacity(BATCH);
         while found < want && looked_at < LOOK_MAX {
             names.clear();
             {
                 let mut replacement = self.pager.replacement.lock();
-                names.extend(std::iter::from_fn(|| replacement.pop()).take(want - found));
+                let most = want - found;
+                names.extend(
+                    std::iter::from_fn(|| replacement.pop_retry()).map(|name| (name, true)).take(most),
+                );
+                let left = most - names.len();
+                names.extend(std::iter::from_fn(|| replacement.pop()).map(|name| (name, false)).take(left));
             }
             if names.is_empty() {
                 break;
             }
             looked_at += names.len();
             let mut at = 0;
-            while let Some(name) = names.get(at) {
+            while let Some((name, _)) = names.get(at) {
                 let index = name.space();
                 let end = names[at..]
                     .iter()
-                    .position(|name| name.space() != index)
+                    .position(|(name, _)| name.space() != index)
                     .map_or(names.len(), |more| at + more);
                 let run = &names[at..end];
                 at = end;
@@ -205,7 +218,7 @@ impl Evictor {
                 let able = space.has_agent() && table.command == 0;
                 // It has lost its agent, and gets no other.
                 let stays = !space.has_agent() && space.named_program().is_some();
-                for &name in run {
+                for &(name, is_retry) in run {
                     let entry = table.states.get(name.page());
                     if entry.state() != State::Resident || stays {
                         table.states.set(name.page(), entry.with_queued(false));
@@ -216,7 +229,7 @@ impl Evictor {
                         table.states.set(name.page(), entry.with_referenced(false).with_lives(lives));
                         spared.push(name);
                     } else {
-                        batches.entry(index).or_default().push(name.page());
+                        batches.entry(index).or_default().push(Chosen { page: name.page(), is_retry });
                         found += 1;
                     }
                 }
@@ -230,9 +243,9 @@ impl Evictor {
     }
 
     /// Names that were taken and are not used come up again.
-    fn put_back_names(&self, space: u32, pages: &[Page]) {
+    fn put_back_names(&self, space: u32, chosen: &[Chosen]) {
         let mut replacement = self.pager.replacement.lock();
-        for &page in pages {
+        for &Chosen { page, .. } in chosen {
             replacement.reinsert(PageName::new(space, page));
         }
     }
@@ -249,13 +262,13 @@ impl Evictor {
             return (Attempt::Begun(0), looked_at);
         }
         let (mut begun, mut full, mut grows) = (0, false, false);
-        for (index, mut pages) in batches {
+        for (index, mut chosen) in batches {
             let Some(space) = self.pager.space(index).filter(|space| space.has_agent()) else {
-                self.put_back_names(index, &pages);
+                self.put_back_names(index, &chosen);
                 continue;
             };
-            pages.sort_unstable();
-            match self.begin(&space, &pages) {
+            chosen.sort_unstable();
+            match self.begin(&space, &chosen) {
                 Attempt::Begun(count) => begun += count,
                 Attempt::FarFull => full = true,
                 Attempt::FarGrows => grows = true,

@@ -296,8 +296,11 @@ impl Pager {
     }
 
     /// Evictions of a space have ended like this: their pages' states say so, threads that waited try
-    /// again, and children that share them learn it, too.
-    pub fn end_operations(&self, space: &Arc<Space>, endings: Vec<(Page, Outcome)>) {
+    /// again, and children that share them learn it, too. Returns the names of the pages that stay because they are shared: they are in
+    /// no queue, until they are given to [`Replacement::retry`](tombolo_core::pager::Replacement::retry).
+    #[must_use]
+    pub fn end_operations(&self, space: &Arc<Space>, endings: Vec<(Page, Outcome)>) -> Vec<PageName> {
+        let mut shared = Vec::new();
         let mut followers = Vec::new();
         let mut wake = Vec::new();
         let (mut freed, mut gained) = (0, 0);
@@ -327,7 +330,7 @@ impl Pager {
                     let name = PageName::new(space.index, finished.page);
                     match outcome {
                         Outcome::Refused(_) => replacement.refused(name),
-                        Outcome::Shared(_) => replacement.shared(name),
+                        Outcome::Shared(_) => shared.push(name),
                         _ => replacement.reinsert(name),
                     }
                     let entry = table.states.get(finished.page);
@@ -351,7 +354,8 @@ impl Pager {
         for (follower, outcome) in followers {
             match self.space(follower.space) {
                 Some(child) => {
-                    self.end_operations(&child, vec![(follower.page, outcome)]);
+                    let left = self.end_operations(&child, vec![(follower.page, outcome)]);
+                    debug_assert!(left.is_empty(), "to a child, the page stays");
                     self.close_if_ended(&child);
                 }
                 None => {
@@ -361,6 +365,7 @@ impl Pager {
                 }
             }
         }
+        shared
     }
 
     /// Maps a page whose eviction could not be completed, here and in the children that wait for its end; whoever

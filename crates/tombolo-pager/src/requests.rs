@@ -24,6 +24,14 @@ use crate::stats::Counters;
 const LOCALISED_AT_ONCE: usize = 64;
 const LOOKED_AT_ONCE: u64 = 1 << 14;
 
+/// What of a range is to become ordinary memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    All,
+    /// What lies before the first mapping of a file or of shared memory.
+    Anonymous,
+}
+
 /// A page on a page boundary.
 #[repr(C, align(4096))]
 struct PageBuffer([u8; PAGE_BYTES as usize]);
@@ -37,8 +45,13 @@ fn is_partly_unknown(table: &Table, start: u64, length: u64) -> bool {
 
 /// What the kernel has mapped of a range, in order. `None`: that cannot be looked at.
 fn mapped(space: &Space, start: u64, end: u64) -> Option<Vec<Mapped>> {
-    let program = space.program()?;
-    process::mappings_within(process::thread_with_memory(program.pid), start..end).ok()
+    look(space, |thread| process::mappings_within(thread, start..end))
+}
+
+/// Looks at a program's memory. `None`: that cannot be looked at.
+fn look<T>(space: &Space, look: impl FnMut(u32) -> io::Result<T>) -> Option<T> {
+    let program = space.named_program()?;
+    space.by_program(&program, look).ok()??.ok()
 }
 
 /// What lies of a range before the control area, and what behind: nothing of that becomes ordinary memory.
@@ -121,8 +134,8 @@ impl Pager {
         let end = start.checked_add(length).filter(|_| start.is_multiple_of(PAGE_BYTES) && length > 0);
         let answer = match (operation, end) {
             (REGISTER, Some(_)) => self.register(space, table, start, length),
-            (LOCALISE, Some(end)) => self.localise(space, table, start, end, false),
-            (LOCALISE_ANONYMOUS, Some(end)) => self.localise(space, table, start, end, true),
+            (LOCALISE, Some(end)) => self.localise(space, table, start, end, What::All),
+            (LOCALISE_ANONYMOUS, Some(end)) => self.localise(space, table, start, end, What::Anonymous),
             (IS_PARTLY_UNKNOWN, Some(_)) => {
                 Answer { served: 1, value: is_partly_unknown(table, start, length).into(), number: 0 }
             }
@@ -168,8 +181,9 @@ impl Pager {
         let since = Instant::now();
         for (page, entry) in table.states.entries(first, end) {
             if entry.state() == State::Lost {
-                // It stays lost when nobody is asked any more.
-                all &= self.poison_now(space, table, page) == Step::Done;
+                // It stays lost when nobody is asked any more. What is there stays so, too: a poison, or what a fork has left.
+                let poisoned = space.at_rest(space.uffd.poison(Space::address(page), PAGE_BYTES as usize));
+                all &= !matches!(poisoned, Err(UffdError::Again(_)));
                 continue;
             }
             let (State::Remote, Some(slot)) = (entry.state(), entry.slot()) else {
@@ -210,47 +224,40 @@ impl Pager {
         space: &Arc<Space>,
         table: &mut Table,
         start: u64,
-        mut range_end: u64,
-        is_anonymous_only: bool,
+        range_end: u64,
+        what: What,
     ) -> Answer {
+        // Nothing above can be far.
+        let range_end = range_end.min(Space::address(PageName::PAGES_MAX));
         let (first, mut whole) = (start / PAGE_BYTES, range_end.div_ceil(PAGE_BYTES));
-        // What lies before it has no pages. Parts of it may be far all the same: where a mapping grew, nobody has said so.
-        let far = table.states.first_far(first, whole);
-        let mut looked_at = far.map_or(whole, |far| whole.min(far + LOOKED_AT_ONCE));
-        let mapped = mapped(space, start.saturating_sub(PAGE_BYTES), Space::address(looked_at + 1));
-        let other = mapped.iter().flatten().find(|one| one.end > start && !one.is_private_anonymous);
-        if let Some(other) = other.filter(|_| is_anonymous_only)
-            && other.start < range_end
-        {
-            range_end = other.start.max(start);
-            whole = range_end / PAGE_BYTES;
-            looked_at = looked_at.min(whole);
-        }
-        if first == whole {
+        if first >= whole {
             return Answer { served: 1, ..Answer::default() };
         }
+        // What lies before the first far page has no pages. Parts of it may be far all the same: where a mapping grew, nobody has said so.
+        let far = table.states.first_far(first, whole);
+        let looked_at = far.map_or(whole, |far| whole.min(far + LOOKED_AT_ONCE));
         let entries = table.states.entries(first, looked_at).into_iter();
         let mut used: Vec<Page> = entries.map(|(page, _)| page).collect();
         used.sort_unstable();
-        let end = used.get(LOCALISED_AT_ONCE).copied().unwrap_or(looked_at);
+        let mut end = used.get(LOCALISED_AT_ONCE).copied().unwrap_or(looked_at);
+        if what == What::Anonymous {
+            let mapped = mapped(space, start, Space::address(end)).into_iter().flatten();
+            if let Some(other) = mapped.into_iter().find(|one| !one.is_private_anonymous) {
+                whole = other.start / PAGE_BYTES;
+                end = whole;
+            }
+            if first == end {
+                return Answer { served: 1, ..Answer::default() };
+            }
+        }
         if !self.bring_all(space, table, first, end) {
             return Answer { served: 1, value: 1, ..Answer::default() };
         }
-        // Where a mapping is split, its parts can be joined again, as when one moves, only if it had a page before. Where none is split, a
-        // page would keep it from being joined with its neighbours.
-        let is_split = |at: u64| {
-            mapped.as_ref().is_none_or(|mapped| mapped.iter().any(|one| one.start < at && at < one.end))
-        };
-        for (page, edge) in [(first, first), (end - 1, end)] {
-            if is_split(Space::address(edge))
-                && table.states.first_far(page, page + 1).is_some()
-                && !table.states.may_have_guard(page)
-            {
-                let _ = space.map(table, page, self.zeroes.address(), 1, false);
-            }
+        self.keep_joinable(space, table, first, first);
+        if end == whole {
+            self.keep_joinable(space, table, end - 1, end);
         }
-        let done = if end == whole { range_end } else { Space::address(end) };
-        for (start, end) in around_control(space, start, done) {
+        for (start, end) in around_control(space, start, Space::address(end).min(range_end)) {
             if let Err(error) = self.unregister(space, table, start, end) {
                 self.say_once("localise", &format!("far memory could not be made local ({error})"));
                 return Answer::default();
@@ -258,6 +265,18 @@ impl Pager {
         }
         let value = if end == whole { 0 } else { 1 + (end - first) };
         Answer { served: 1, value, ..Answer::default() }
+    }
+
+    /// A mapping is to be split at a page; this other one is beside that edge. The kernel joins two mappings, as when a range is to move as
+    /// one, only if they have the same `anon_vma`: each has one of its own if both are touched for the first time after the split. So
+    /// the mapping gets one now, with a page. Where no mapping is split, none may come of it: it would keep neighbours apart.
+    fn keep_joinable(&self, space: &Space, table: &mut Table, page: Page, edge: Page) {
+        // As before Linux 6.11, where it cannot be looked at.
+        let is_split = look(space, |thread| process::is_within_mapping(thread, Space::address(edge)));
+        if is_split.unwrap_or(true) && space.control_page(page).is_none() {
+            // Refused where the page has something in it, or a guard or a poison, and where nothing is far.
+            let _ = space.map_zero(table, page);
+        }
     }
 
     /// Nothing of a range is reported any more, nor known to be far. The kernel refuses that as a whole where nothing is mapped, and where

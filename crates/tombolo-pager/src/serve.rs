@@ -111,7 +111,7 @@ impl Pager {
             Decision::ZeroAgain => self.zero_again(space, table, page),
             Decision::Fetch(slot) => self.fetch(space, table, fault, slot, agent),
             Decision::FetchAgain(slot) => self.fetch_again(space, table, fault, slot),
-            Decision::Unprotect => self.unprotect(space, table, page),
+            Decision::Unprotect => self.unprotect(space, table, page, access.agent),
             Decision::Poison => self.poison_now(space, table, page),
         }
     }
@@ -447,8 +447,8 @@ impl Pager {
         }
     }
 
-    /// A write to a protected page.
-    fn unprotect(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
+    /// A write to a protected page: the program's, or its agent's, which makes it the process's own.
+    fn unprotect(&self, space: &Arc<Space>, table: &mut Table, page: Page, is_agent: bool) -> Step {
         match space.unprotect(table, page) {
             Err(UffdError::Again(_)) => return Step::Again,
             Err(_) => {
@@ -457,7 +457,7 @@ impl Pager {
             Ok(()) => {}
         }
         // From now on the page may differ from its slot.
-        if table.states.written(page, &mut self.far.slots()) {
+        if table.states.written(page, !is_agent, &mut self.far.slots()) && !is_agent {
             Counters::add(&self.stats.counters.write_faults, 1);
             self.habit.observe(true);
         }

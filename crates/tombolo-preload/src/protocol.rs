@@ -19,7 +19,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:SOCKET`.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
@@ -89,7 +89,8 @@ pub const REGISTER: u64 = 1;
 /// A range is to be ordinary memory from now on. The answer's value: 0, all of it is ordinary; 1, pages at its beginning are still on
 /// their way here, so ask again; n > 1, its first n - 1 pages are ordinary, so ask for the rest.
 pub const LOCALISE: u64 = 2;
-/// As [`LOCALISE`], up to the first mapping of a file or of shared memory: 0, all before it is ordinary.
+/// As [`LOCALISE`], up to the first mapping of a file or of shared memory: 0, all before it is ordinary. Where the supervisor may not look
+/// at the mappings, it is as [`LOCALISE`].
 pub const LOCALISE_ANONYMOUS: u64 = 6;
 /// Whether a part of a range is not known to be far: it is ordinary memory, or has become far unsaid. The answer's value: 1, it is so.
 pub const IS_PARTLY_UNKNOWN: u64 = 3;

@@ -11,11 +11,11 @@
 //! round through the main queue. So a page that is used a hundred times as often
 //! as others, like an index, is rarely away. A write fault counts as a use.
 //!
-//! A page that the kernel has refused to move (it is locked, or of a read-only mapping that is never dropped from) waits in a
-//! queue of its own: it comes up now and then, since its mapping may have changed.
+//! A page that the kernel has refused to move for its mapping's sake (it is locked, or of a read-only mapping that is never dropped from)
+//! waits in a queue of its own: it comes up now and then, since its mapping may have changed.
 //!
-//! A page that a fork has shared cannot be moved, either. Its agent makes it the process's own, and then it is the next that comes up, once:
-//! at its turn, behind all others, another fork may have shared it again.
+//! The kernel does not move a page that a fork shares, either. Once the agent has made it the process's own, it is to leave before any
+//! other ([`Replacement::pop_retry`]): at its turn, behind all others, another fork may have shared it again.
 //!
 //! The queues hold names of pages, not pages: a name whose page is no longer
 //! resident is dropped when it comes up.
@@ -74,16 +74,12 @@ pub struct Replacement {
     main: VecDeque<PageName>,
     /// Pages that were refused.
     refused: VecDeque<PageName>,
-    /// Pages that are being made their processes' own.
-    unsharing: VecDeque<PageName>,
-    /// Pages that were: they come up next.
-    unshared: VecDeque<PageName>,
-    /// The latest of those that came up so. Of them, those that are shared again, or still, since they are pinned, wait for their turn.
-    retried: VecDeque<PageName>,
     /// Pages of the other queues that came up since one of those.
     others: u32,
     /// Of those that came up, how many were not refused again, so far.
     left: u32,
+    /// Pages that were shared when they were to leave, and have been made their processes' own.
+    retries: VecDeque<PageName>,
     limit_pages: usize,
     evictions: u64,
 }
@@ -95,9 +91,6 @@ const OTHERS_PER_REFUSED: u32 = 16;
 /// When so many pages of the refused queue have come up without being refused again, the program has changed its mappings: the whole queue
 /// joins the main queue. It is more than the pages that evictions have on their way out at once, whose end is not known yet.
 const LEFT_MOST: u32 = 256;
-
-/// How many pages are known to have come up out of turn: more than the evictor has on their way out at once.
-const RETRIED_MOST: usize = 512;
 
 /// Evictions per tick of the coarse clock.
 const TICK: u64 = 64;
@@ -118,11 +111,9 @@ impl Replacement {
             small_pages: small_pages(limit_pages),
             main: VecDeque::with_capacity(room),
             refused: VecDeque::new(),
-            unsharing: VecDeque::new(),
-            unshared: VecDeque::new(),
-            retried: VecDeque::new(),
             others: 0,
             left: 0,
+            retries: VecDeque::new(),
             limit_pages,
             evictions: 0,
         }
@@ -152,31 +143,19 @@ impl Replacement {
         self.refused.push_back(name);
     }
 
-    /// A page that came up and cannot leave because it is shared: it is to be made its process's own.
-    pub fn shared(&mut self, name: PageName) {
-        match self.retried.iter().position(|retried| *retried == name) {
-            Some(at) => {
-                self.retried.remove(at);
-                self.main.push_back(name);
-            }
-            None => self.unsharing.push_back(name),
-        }
+    /// Pages that came up and could not leave because they were shared: they have been made their processes' own.
+    pub fn retry(&mut self, names: impl IntoIterator<Item = PageName>) {
+        self.retries.extend(names);
     }
 
-    /// What was being made a process's own is so by now: it comes up next.
-    pub fn unshared(&mut self) {
-        self.unshared.append(&mut self.unsharing);
+    /// The next of the pages to try again, before any other. One that cannot leave this time either, because it is pinned or shared
+    /// again, is to be reinserted.
+    pub fn pop_retry(&mut self) -> Option<PageName> {
+        self.retries.pop_front()
     }
 
     /// The next page to look at.
     pub fn pop(&mut self) -> Option<PageName> {
-        if let Some(name) = self.unshared.pop_front() {
-            if self.retried.len() == RETRIED_MOST {
-                self.retried.pop_front();
-            }
-            self.retried.push_back(name);
-            return Some(name);
-        }
         self.others += 1;
         if self.others > OTHERS_PER_REFUSED {
             self.others = 0;
@@ -298,27 +277,6 @@ mod tests {
             replacement.reinsert(name(10_000 + page));
         }
         assert!(pops < 20_000, "{pops}");
-    }
-
-    #[test]
-    fn what_was_shared_comes_up_next_and_once() {
-        let mut replacement = Replacement::new(100);
-        (0..100).for_each(|page| replacement.reinsert(name(page)));
-        let shared: Vec<_> = (0..10).filter_map(|_| replacement.pop()).collect();
-        shared.iter().for_each(|name| replacement.shared(*name));
-        assert_eq!(replacement.pop(), Some(name(10)), "nobody has made them their own");
-        replacement.unshared();
-        let again: Vec<_> = (0..10).filter_map(|_| replacement.pop()).collect();
-        assert_eq!(again, shared);
-        // They are pinned.
-        again.iter().for_each(|name| replacement.shared(*name));
-        replacement.unshared();
-        let left: Vec<_> = std::iter::from_fn(|| replacement.pop()).collect();
-        assert_eq!(left, (11..100).map(name).chain(shared).collect::<Vec<_>>());
-        // And much later it is as at first.
-        replacement.shared(name(3));
-        replacement.unshared();
-        assert_eq!((replacement.pop(), replacement.pop()), (Some(name(3)), None));
     }
 
     #[test]

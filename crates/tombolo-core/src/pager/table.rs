@@ -89,7 +89,7 @@ pub enum Outcome {
     Stays(Option<u32>),
     /// As [`Outcome::Stays`], since the kernel refuses to move the page: it would do so again.
     Refused(Option<u32>),
-    /// As [`Outcome::Stays`], since it is shared: it is to be made its process's own, and can leave then.
+    /// As [`Outcome::Stays`], since it is shared, or pinned: the agent is being told to make it the process's own.
     Shared(Option<u32>),
     /// The contents are gone.
     Lost,
@@ -455,9 +455,9 @@ impl Table {
         began
     }
 
-    /// A write to a protected page is about to be allowed: its slot's contents will differ.
+    /// A write to a protected page is about to be allowed: its slot's contents will differ. `is_use`: it is the program's.
     /// Returns whether it had a slot.
-    pub fn written(&mut self, page: Page, slots: &mut Store) -> bool {
+    pub fn written(&mut self, page: Page, is_use: bool, slots: &mut Store) -> bool {
         let entry = self.get(page);
         if entry.state() != State::Resident {
             return false;
@@ -465,7 +465,7 @@ impl Table {
         if let Some(slot) = entry.slot() {
             slots.release(slot);
         }
-        self.set(page, entry.with_slot(None).with_referenced(true));
+        self.set(page, entry.with_slot(None).with_referenced(is_use || entry.is_referenced()));
         entry.slot().is_some()
     }
 

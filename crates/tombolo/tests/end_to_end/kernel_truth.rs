@@ -119,6 +119,21 @@ fn guards_and_forks_at_once() {
     assert!(outcome.counter("pages_out") > 0 && outcome.counter("forks") > 100, "{:#}", outcome.report());
 }
 
+/// What a fork shares leaves as soon as it is the process's own. It must not wait for its turn: the next fork comes before.
+#[test]
+fn what_forks_again_and_again_share_leaves() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "1G");
+    let program = compiled("forking_often", &[]);
+    let outcome = same(&lender, &Program::new(&[&program, "64M"]).remote("256M"), "32M");
+    // Half of the memory leaves while nothing forks yet: 8192 pages.
+    assert!(
+        outcome.counter("forks") >= 200 && outcome.counter("pages_out") > 10_500,
+        "{:#}",
+        outcome.report()
+    );
+}
+
 #[test]
 fn programs_in_other_namespaces_run_as_they_would() {
     needs!("cc", "unshare");

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/wait.h>
 
 enum { SIDE = 64 };
 
@@ -78,6 +79,36 @@ int main(int count, char **arguments) {
     CHECK(behind_file != MAP_FAILED, "mremap behind a file: %d", errno);
     CHECK(behind_file[0] == 3 && behind_file[(SIDE / 2 - 1) * PAGE] == 3, "what has moved");
     CHECK(behind_file[(3 * SIDE - 1) * PAGE] == 3, "what has moved");
+
+    /* What is wiped lies before the file. */
+    char *before_file = untouched(4 * SIDE);
+    at = before_file + 2 * SIDE * PAGE;
+    CHECK(mmap(at, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) == at, "mmap: %d", errno);
+    fill(before_file, 2 * SIDE, 0, 4);
+    fill(at + PAGE, 2 * SIDE - 1, 0, 4);
+    CHECK(madvise(before_file, 4 * SIDE * PAGE, MADV_WIPEONFORK) && errno == EINVAL, "madvise: %d", errno);
+    check_wiped(before_file, 2 * SIDE);
+    pid_t pid = fork();
+    CHECK(pid >= 0, "fork: %d", errno);
+    if (pid == 0) {
+        check(at + PAGE, 2 * SIDE - 1, 0, 4, "behind the file, in a child");
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "status %x", status);
+
+    /* Advice that is taken back leaves one mapping, whatever is touched then: within what is known to be far, and where it has grown. */
+    for (int part = 0; part < 2; part++) {
+        char *whole = part ? grown(SIDE) : untouched(2 * SIDE);
+        char *middle = whole + (part ? SIDE + SIDE / 2 : SIDE / 2) * PAGE;
+        CHECK(!madvise(middle, SIDE / 4 * PAGE, MADV_WIPEONFORK), "madvise: %d", errno);
+        CHECK(!madvise(middle, SIDE / 4 * PAGE, MADV_KEEPONFORK), "madvise: %d", errno);
+        whole[0] = middle[PAGE] = whole[(2 * SIDE - 1) * PAGE] = 5;
+        uint64_t second = (uint64_t)(middle - whole) / PAGE + 1;
+        whole = mremap(whole, 2 * SIDE * PAGE, 3 * SIDE * PAGE, MREMAP_MAYMOVE);
+        CHECK(whole != MAP_FAILED, "mremap of part %d: %d", part, errno);
+        CHECK(whole[0] == 5 && whole[second * PAGE] == 5 && whole[(2 * SIDE - 1) * PAGE] == 5, "part %d", part);
+    }
 
     /* Nobody has touched it when it is to be wiped; most of it leaves before the child comes. */
     char *wiped = grown(pages) + pages * PAGE;
