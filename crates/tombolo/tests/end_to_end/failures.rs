@@ -70,6 +70,20 @@ fn a_killed_lender_is_a_bus_error_udp() {
     lender_lost(Link::Udp, 1, Signal::KILL);
 }
 
+/// Whatever is made local of it: what is lost reads as zeroes nowhere.
+#[test]
+fn what_is_lost_stays_lost_where_memory_is_made_local() {
+    needs!("cc");
+    let mut lender = Lender::start(Link::Shm, "512M");
+    let words = [compiled("losing", &[]), "64".into()];
+    let run = Program::new(&words).remote("256M").options(&["--give-up-dead"]).start_on(&[&lender], "8M");
+    run.output_with("holding", Duration::from_secs(120));
+    lender.node().signal(Signal::KILL);
+    send(run.program_pid(), Signal::USR1);
+    let outcome = run.wait(Duration::from_secs(60));
+    assert_eq!(outcome.code(), 0, "stderr: {}", outcome.stderr);
+}
+
 #[test]
 fn a_silent_lender_is_a_bus_error_udp() {
     needs!("cc");
