@@ -238,7 +238,7 @@ pub struct Mapped {
     pub start: u64,
     /// The first address behind it.
     pub end: u64,
-    /// Whether it is private, and of no file: of none with a number, as all have but some in user space.
+    /// Whether it is private, and of no file. A file whose inode number is 0, as some of FUSE have, is taken for none.
     pub is_private_anonymous: bool,
 }
 
@@ -263,18 +263,35 @@ pub fn mappings(pid: u32) -> io::Result<Vec<Mapped>> {
 
 /// The mappings of a process that overlap a range, cut off at its ends, in order.
 pub fn mappings_within(pid: u32, range: std::ops::Range<u64>) -> io::Result<Vec<Mapped>> {
+    let mut found = Vec::new();
+    find_mapping(pid, range, |mapped| {
+        found.push(mapped);
+        false
+    })?;
+    Ok(found)
+}
+
+/// The first mapping of a process for which a condition holds, of those that overlap a range; all are cut off at its ends.
+pub fn find_mapping(
+    pid: u32,
+    range: std::ops::Range<u64>,
+    mut is_it: impl FnMut(Mapped) -> bool,
+) -> io::Result<Option<Mapped>> {
     let cut = |mapped: Mapped| Mapped {
         start: mapped.start.max(range.start),
         end: mapped.end.min(range.end),
         ..mapped
     };
     let maps = std::fs::File::open(format!("/proc/{pid}/maps"))?;
-    let (mut found, mut at) = (Vec::new(), range.start);
+    let mut at = range.start;
     while at < range.end {
         match maps::mapping_from(&maps, at) {
             Ok(mapping) if mapping.start < range.end => {
                 let is_private_anonymous = !mapping.is_file && !mapping.allows(maps::Permission::Share);
-                found.push(cut(Mapped { start: mapping.start, end: mapping.end, is_private_anonymous }));
+                let found = cut(Mapped { start: mapping.start, end: mapping.end, is_private_anonymous });
+                if is_it(found) {
+                    return Ok(Some(found));
+                }
                 at = mapping.end;
             }
             Ok(_) => break,
@@ -282,12 +299,12 @@ pub fn mappings_within(pid: u32, range: std::ops::Range<u64>) -> io::Result<Vec<
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
                 // Kernels before 6.11.
                 let all = mappings(pid)?.into_iter().map(cut);
-                return Ok(all.filter(|mapped| mapped.start < mapped.end).collect());
+                return Ok(all.filter(|mapped| mapped.start < mapped.end).find(|mapped| is_it(*mapped)));
             }
             Err(error) => return Err(error),
         }
     }
-    Ok(found)
+    Ok(None)
 }
 
 /// Whether a mapping of a process lies on both sides of an address. An error: it cannot be looked at, as in kernels before 6.11.
@@ -667,50 +684,47 @@ mod tests {
     /// What is done with a signal is of the whole process: one test at a time changes it.
     static DISPOSITIONS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-    /// A page of each kind of mapping, side by side; `None`: nothing.
-    fn side_by_side(kinds: &[Option<(i32, i32)>]) -> u64 {
+    /// A page of each kind of mapping, side by side, after one that allows nothing and before another.
+    fn side_by_side(kinds: &[(i32, i32)]) -> u64 {
         const PAGE: usize = 4096;
-        let bytes = kinds.len() * PAGE;
-        let none = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let (bytes, flags) = ((kinds.len() + 2) * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: new memory, at an address of the kernel's choice; what follows replaces parts of it.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, none, -1, 0) };
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
-        for (index, kind) in kinds.iter().enumerate() {
-            let at = base.wrapping_byte_add(index * PAGE);
-            let done = match *kind {
-                Some((flags, file)) => {
-                    // SAFETY: a page of the memory made above.
-                    let made =
-                        unsafe { libc::mmap(at, PAGE, libc::PROT_READ, flags | libc::MAP_FIXED, file, 0) };
-                    made == at
-                }
-                // SAFETY: as above.
-                None => unsafe { libc::munmap(at, PAGE) == 0 },
-            };
-            assert!(done, "{}", io::Error::last_os_error());
+        let first = base.wrapping_byte_add(PAGE);
+        for (index, &(flags, file)) in kinds.iter().enumerate() {
+            let at = first.wrapping_byte_add(index * PAGE);
+            // SAFETY: a page of the memory made above.
+            let made = unsafe { libc::mmap(at, PAGE, libc::PROT_READ, flags | libc::MAP_FIXED, file, 0) };
+            assert_eq!(made, at, "{}", io::Error::last_os_error());
         }
-        base as u64
+        first as u64
     }
 
     #[test]
     fn mappings_say_what_they_are_in_both_ways() {
         let file = std::fs::File::open("/proc/self/exe").unwrap();
-        let anonymous = Some((libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1));
-        let shared = Some((libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1));
-        let of_file = Some((libc::MAP_PRIVATE, file.as_raw_fd()));
+        let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
+        let shared = (libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1);
+        let of_file = (libc::MAP_PRIVATE, file.as_raw_fd());
         // The kernel joins the first two.
-        let base = side_by_side(&[anonymous, anonymous, of_file, None, shared, anonymous, None]);
+        let base = side_by_side(&[anonymous, anonymous, of_file, anonymous, shared]);
         let page = |index: u64| base + index * 4096;
-        let expected = [(0, 2, true), (2, 3, false), (4, 5, false), (5, 6, true)]
-            .map(|(first, end, is)| Mapped { start: page(first), end: page(end), is_private_anonymous: is });
+        let expected = [(0, 2, true), (2, 3, false), (3, 4, true), (4, 5, false)];
+        let expected = expected.map(|(first, end, is)| Mapped {
+            start: page(first),
+            end: page(end),
+            is_private_anonymous: is,
+        });
         let own = std::process::id();
-        assert_eq!(mappings_within(own, base..page(7)).unwrap(), expected);
+        assert_eq!(mappings_within(own, base..page(5)).unwrap(), expected);
         let text = mappings(own).unwrap();
-        assert_eq!(text.iter().filter(|one| one.start >= base && one.end <= page(7)).count(), 4);
         assert!(expected.iter().all(|one| text.contains(one)), "{text:x?}");
         let inner = Mapped { start: page(1), ..expected[0] };
         assert_eq!(mappings_within(own, page(1)..page(2)).unwrap(), [inner]);
-        let within = (0..7).filter(|index| is_within_mapping(own, page(*index)).unwrap());
+        let other = find_mapping(own, base..page(5), |one| !one.is_private_anonymous).unwrap();
+        assert_eq!(other, Some(expected[1]));
+        let within = (0..6).filter(|index| is_within_mapping(own, page(*index)).unwrap());
         assert_eq!(within.collect::<Vec<_>>(), [1]);
     }
 

@@ -133,7 +133,9 @@ pub struct Batch {
     /// Ranges that the agent was told to drop, in the second command.
     pub(crate) drops: Option<Vec<(Page, u32)>>,
     /// Pages that the agent was told to make the process's own, in the second command. They are in no queue.
-    pub(crate) unshared: Vec<PageName>,
+    pub(crate) shared: Vec<PageName>,
+    /// It has.
+    pub(crate) are_unshared: bool,
     pub(crate) command: u32,
     pub(crate) awaits: Awaits,
 }
@@ -198,7 +200,8 @@ impl Evictor {
             agent,
             victims,
             drops: None,
-            unshared: Vec::new(),
+            shared: Vec::new(),
+            are_unshared: false,
             command,
             awaits: Awaits::Agent,
         };
@@ -355,6 +358,7 @@ impl Evictor {
             Awaits::Agent | Awaits::Rest => return self.settle(batch),
         };
         if let Some(drops) = batch.drops.take() {
+            batch.are_unshared = done.unshared > 0;
             self.dropped(&mut batch, &drops, done.dropped as usize);
             self.settle(batch);
             return true;
@@ -662,7 +666,7 @@ impl Evictor {
         let (left, over): (Vec<_>, Vec<_>) =
             batch.victims.drain(..).partition(|victim| victim.way == Way::Keep || victim.way.goes_back());
         batch.victims = left;
-        batch.unshared = self.end_and_count(&batch.space, over);
+        batch.shared = self.end_and_count(&batch.space, over);
         if order.drop.is_empty() && order.unshare.is_empty() {
             self.settle(batch);
             return;
@@ -747,12 +751,18 @@ impl Evictor {
             return false;
         }
         let victims = std::mem::take(&mut batch.victims);
-        batch.unshared.extend(self.end_and_count(&batch.space, victims));
+        batch.shared.extend(self.end_and_count(&batch.space, victims));
         {
             let mut table = batch.space.lock();
             (table.command, table.touching) = (0, false);
         }
-        self.pager.replacement.lock().retry(batch.unshared);
+        if !batch.shared.is_empty() {
+            let mut replacement = self.pager.replacement.lock();
+            match batch.are_unshared {
+                true => replacement.retry(batch.shared),
+                false => batch.shared.into_iter().for_each(|name| replacement.reinsert(name)),
+            }
+        }
         self.eviction.ended(batch.command);
         self.pager.close_if_ended(&batch.space);
         true

@@ -355,7 +355,7 @@ impl Pager {
             match self.space(follower.space) {
                 Some(child) => {
                     let left = self.end_operations(&child, vec![(follower.page, outcome)]);
-                    debug_assert!(left.is_empty(), "to a child, the page stays");
+                    debug_assert!(left.is_empty(), "a child's outcome is never Shared");
                     self.close_if_ended(&child);
                 }
                 None => {

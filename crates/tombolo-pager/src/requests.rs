@@ -43,11 +43,6 @@ fn is_partly_unknown(table: &Table, start: u64, length: u64) -> bool {
     far < end - first
 }
 
-/// What the kernel has mapped of a range, in order. `None`: that cannot be looked at.
-fn mapped(space: &Space, start: u64, end: u64) -> Option<Vec<Mapped>> {
-    look(space, |thread| process::mappings_within(thread, start..end))
-}
-
 /// Looks at a program's memory. `None`: that cannot be looked at.
 fn look<T>(space: &Space, look: impl FnMut(u32) -> io::Result<T>) -> Option<T> {
     let program = space.named_program()?;
@@ -181,9 +176,7 @@ impl Pager {
         let since = Instant::now();
         for (page, entry) in table.states.entries(first, end) {
             if entry.state() == State::Lost {
-                // It stays lost when nobody is asked any more. What is there stays so, too: a poison, or what a fork has left.
-                let poisoned = space.at_rest(space.uffd.poison(Space::address(page), PAGE_BYTES as usize));
-                all &= !matches!(poisoned, Err(UffdError::Again(_)));
+                all &= self.keep_lost(space, page);
                 continue;
             }
             let (State::Remote, Some(slot)) = (entry.state(), entry.slot()) else {
@@ -204,7 +197,11 @@ impl Pager {
                 Err(error) => {
                     self.unreserve(space, 1);
                     match error {
-                        NotBrought::Lost => all &= self.poison_now(space, table, page) == Step::Done,
+                        NotBrought::Lost => {
+                            all &= self.poison_now(space, table, page) == Step::Done;
+                            all &=
+                                table.states.get(page).state() != State::Lost || self.keep_lost(space, page);
+                        }
                         // Present, or not mapped: nothing of it is far.
                         NotBrought::Refused(UffdError::Exists(_) | UffdError::NotMapped) => {
                             table.states.discard(page, page + 1, &mut self.far.slots());
@@ -241,8 +238,10 @@ impl Pager {
         used.sort_unstable();
         let mut end = used.get(LOCALISED_AT_ONCE).copied().unwrap_or(looked_at);
         if what == What::Anonymous {
-            let mapped = mapped(space, start, Space::address(end)).into_iter().flatten();
-            if let Some(other) = mapped.into_iter().find(|one| !one.is_private_anonymous) {
+            let range = start..Space::address(end);
+            let is_other = |one: Mapped| !one.is_private_anonymous;
+            let other = look(space, |thread| process::find_mapping(thread, range.clone(), is_other));
+            if let Some(other) = other.flatten() {
                 whole = other.start / PAGE_BYTES;
                 end = whole;
             }
@@ -253,9 +252,9 @@ impl Pager {
         if !self.bring_all(space, table, first, end) {
             return Answer { served: 1, value: 1, ..Answer::default() };
         }
-        self.keep_joinable(space, table, first, first);
-        if end == whole {
-            self.keep_joinable(space, table, end - 1, end);
+        if !self.keep_joinable(space, table, first, first) || !self.keep_joinable(space, table, end - 1, end)
+        {
+            return Answer { served: 1, value: 1, ..Answer::default() };
         }
         for (start, end) in around_control(space, start, Space::address(end).min(range_end)) {
             if let Err(error) = self.unregister(space, table, start, end) {
@@ -267,16 +266,28 @@ impl Pager {
         Answer { served: 1, value, ..Answer::default() }
     }
 
-    /// A mapping is to be split at a page; this other one is beside that edge. The kernel joins two mappings, as when a range is to move as
-    /// one, only if they have the same `anon_vma`: each has one of its own if both are touched for the first time after the split. So
-    /// the mapping gets one now, with a page. Where no mapping is split, none may come of it: it would keep neighbours apart.
-    fn keep_joinable(&self, space: &Space, table: &mut Table, page: Page, edge: Page) {
-        // As before Linux 6.11, where it cannot be looked at.
-        let is_split = look(space, |thread| process::is_within_mapping(thread, Space::address(edge)));
-        if is_split.unwrap_or(true) && space.control_page(page).is_none() {
-            // Refused where the page has something in it, or a guard or a poison, and where nothing is far.
-            let _ = space.map_zero(table, page);
+    /// A mapping is split at `edge`, perhaps; `page` lies in the range that becomes ordinary, next to it. The kernel joins two mappings, as
+    /// when a range is to move as one, only if they have the same `anon_vma`, and each has one of its own if both are touched for the
+    /// first time after the split. So the mapping gets one now, with a page. Where none is split, none may come of it: it would keep
+    /// neighbours apart. False: not now.
+    fn keep_joinable(&self, space: &Space, table: &mut Table, page: Page, edge: Page) -> bool {
+        if space.control_page(page).is_some() {
+            return true;
         }
+        // Where it cannot be looked at, as before Linux 6.11, it may be.
+        let is_split = look(space, |thread| process::is_within_mapping(thread, Space::address(edge)));
+        if !is_split.unwrap_or(true) {
+            return true;
+        }
+        // Refused where the page has something in it, or a guard or a poison, and where nothing is far.
+        !matches!(space.map_zero(table, page), Err(UffdError::Again(_)))
+    }
+
+    /// A lost page is made to raise SIGBUS also when nobody is asked any more. What is there stays: that, or what a fork has left. False:
+    /// not now.
+    fn keep_lost(&self, space: &Space, page: Page) -> bool {
+        let poisoned = space.at_rest(space.uffd.poison(Space::address(page), PAGE_BYTES as usize));
+        matches!(poisoned, Ok(()) | Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone))
     }
 
     /// Nothing of a range is reported any more, nor known to be far. The kernel refuses that as a whole where nothing is mapped, and where
@@ -288,8 +299,8 @@ impl Pager {
             self.forget(space, table, start, end);
             return Ok(());
         }
-        let mapped = mapped(space, start, end)
-            .map(|mapped| mapped.into_iter().map(|one| (one.start, one.end)).collect());
+        let mapped = look(space, |thread| process::mappings_within(thread, start..end));
+        let mapped = mapped.map(|mapped| mapped.into_iter().map(|one| (one.start, one.end)).collect());
         // Where that cannot be looked at: those that are known to be far, page by page, as a range may be several mappings.
         let parts: Vec<_> = mapped.unwrap_or_else(|| {
             let far = table.states.ranges_within(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES));

@@ -171,6 +171,8 @@ pub struct Done {
     pub number: u32,
     /// How many of the ranges to drop were dropped, from the first on.
     pub dropped: u32,
+    /// 1: the agent has gone through all that was to be made the process's own; 0: it was stopped before, or there was nothing.
+    pub unshared: u32,
     /// For each page to be moved: 0, or the error number.
     pub moved: [u8; STAGING_PAGES],
 }

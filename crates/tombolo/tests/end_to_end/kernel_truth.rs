@@ -126,12 +126,11 @@ fn what_forks_again_and_again_share_leaves() {
     let lender = Lender::start(Link::Shm, "1G");
     let program = compiled("forking_often", &[]);
     let outcome = same(&lender, &Program::new(&[&program, "64M"]).remote("256M"), "32M");
-    // Half of the memory leaves while nothing forks yet: 8192 pages.
-    assert!(
-        outcome.counter("forks") >= 200 && outcome.counter("pages_out") > 10_500,
-        "{:#}",
-        outcome.report()
-    );
+    assert!(outcome.counter("forks") >= 200, "{:#}", outcome.report());
+    // Half of the memory leaves while nothing forks yet: 8192 pages. A page that leaves later is tried twice, once while it is shared, and
+    // now and then a fork comes between; at their turn, they would be tried dozens of times.
+    let (left, undone) = (outcome.counter("pages_out"), outcome.counter("evictions_undone"));
+    assert!(undone < 8 * left.saturating_sub(8192), "{:#}", outcome.report());
 }
 
 #[test]

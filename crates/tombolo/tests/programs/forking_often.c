@@ -2,8 +2,9 @@
 #include "pattern.h"
 
 #include <sys/wait.h>
+#include <unistd.h>
 
-enum { FORKS = 200, PART = 64 };
+enum { FORKS = 200, PART = 64, PAUSE_US = 5000 };
 
 int main(int count, char **arguments) {
     uint64_t pages = pages_of(count, arguments);
@@ -15,6 +16,8 @@ int main(int count, char **arguments) {
         if (pid == 0) _exit(0);
         int status;
         CHECK(waitpid(pid, &status, 0) == pid && status == 0, "status %x", status);
+        /* Time for a part of what is shared, not for all. */
+        usleep(PAUSE_US);
         uint64_t first = number * PART % pages;
         check(area + first * PAGE, PART, first, number * PART / pages, "before it is written");
         fill(area + first * PAGE, PART, first, number * PART / pages + 1);

@@ -97,17 +97,17 @@ int main(int count, char **arguments) {
     int status;
     CHECK(waitpid(pid, &status, 0) == pid && status == 0, "status %x", status);
 
-    /* Advice that is taken back leaves one mapping, whatever is touched then: within what is known to be far, and where it has grown. */
-    for (int part = 0; part < 2; part++) {
-        char *whole = part ? grown(SIDE) : untouched(2 * SIDE);
-        char *middle = whole + (part ? SIDE + SIDE / 2 : SIDE / 2) * PAGE;
-        CHECK(!madvise(middle, SIDE / 4 * PAGE, MADV_WIPEONFORK), "madvise: %d", errno);
-        CHECK(!madvise(middle, SIDE / 4 * PAGE, MADV_KEEPONFORK), "madvise: %d", errno);
-        whole[0] = middle[PAGE] = whole[(2 * SIDE - 1) * PAGE] = 5;
-        uint64_t second = (uint64_t)(middle - whole) / PAGE + 1;
+    /* Advice that is taken back leaves one mapping, whatever is touched then: inside of what is known to be far, where it has grown,
+     * and from its beginning on. */
+    for (int part = 0; part < 3; part++) {
+        char *whole = part == 1 ? grown(SIDE) : untouched(2 * SIDE);
+        uint64_t first = (uint64_t[]){SIDE / 2, SIDE + SIDE / 2, 0}[part], last = 2 * SIDE - 1;
+        CHECK(!madvise(whole + first * PAGE, SIDE / 4 * PAGE, MADV_WIPEONFORK), "madvise: %d", errno);
+        CHECK(!madvise(whole + first * PAGE, SIDE / 4 * PAGE, MADV_KEEPONFORK), "madvise: %d", errno);
+        whole[0] = whole[(first + 1) * PAGE] = whole[last * PAGE] = 5;
         whole = mremap(whole, 2 * SIDE * PAGE, 3 * SIDE * PAGE, MREMAP_MAYMOVE);
         CHECK(whole != MAP_FAILED, "mremap of part %d: %d", part, errno);
-        CHECK(whole[0] == 5 && whole[second * PAGE] == 5 && whole[(2 * SIDE - 1) * PAGE] == 5, "part %d", part);
+        CHECK(whole[0] == 5 && whole[(first + 1) * PAGE] == 5 && whole[last * PAGE] == 5, "part %d", part);
     }
 
     /* Nobody has touched it when it is to be wiped; most of it leaves before the child comes. */
