@@ -7,7 +7,7 @@
 //! it is not lost, as it would be if the page were copied and dropped. (Of a mapping that is not writable, the kernel
 //! does not say whether a page is pinned.) Dropping pages of the program one at a time would also cost an event each.
 //!
-//! A page that a fork shares cannot be moved either. It is made this process's own, and is the next to be moved. It is not dropped: a drop waits for its own event, and the program may have mapped
+//! A page that a fork shares cannot be moved either. It is made this process's own, and tried again next. It is not dropped: a drop waits for its own event, and the program may have mapped
 //! something else there meanwhile.
 //!
 //! Only a page of a mapping that is not writable is **kept** mapped, write-protected, while it is
@@ -132,10 +132,9 @@ pub struct Batch {
     pub(crate) victims: Vec<Victim>,
     /// Ranges that the agent was told to drop, in the second command.
     pub(crate) drops: Option<Vec<(Page, u32)>>,
-    /// Pages that the agent was told to make the process's own, in the second command. They are in no queue.
+    /// Pages that stay because they are shared. The agent is told to make them the process's own, in the second command. They are in no
+    /// queue until the batch has ended.
     pub(crate) shared: Vec<PageName>,
-    /// It has.
-    pub(crate) are_unshared: bool,
     pub(crate) command: u32,
     pub(crate) awaits: Awaits,
 }
@@ -201,7 +200,6 @@ impl Evictor {
             victims,
             drops: None,
             shared: Vec::new(),
-            are_unshared: false,
             command,
             awaits: Awaits::Agent,
         };
@@ -358,7 +356,6 @@ impl Evictor {
             Awaits::Agent | Awaits::Rest => return self.settle(batch),
         };
         if let Some(drops) = batch.drops.take() {
-            batch.are_unshared = done.unshared > 0;
             self.dropped(&mut batch, &drops, done.dropped as usize);
             self.settle(batch);
             return true;
@@ -757,11 +754,7 @@ impl Evictor {
             (table.command, table.touching) = (0, false);
         }
         if !batch.shared.is_empty() {
-            let mut replacement = self.pager.replacement.lock();
-            match batch.are_unshared {
-                true => replacement.retry(batch.shared),
-                false => batch.shared.into_iter().for_each(|name| replacement.reinsert(name)),
-            }
+            self.pager.replacement.lock().retry(batch.shared);
         }
         self.eviction.ended(batch.command);
         self.pager.close_if_ended(&batch.space);

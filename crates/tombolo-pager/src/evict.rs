@@ -192,11 +192,10 @@ impl Evictor {
             names.clear();
             {
                 let mut replacement = self.pager.replacement.lock();
-                let most = want - found;
-                names.extend(
-                    std::iter::from_fn(|| replacement.pop_retry()).map(|name| (name, true)).take(most),
-                );
-                let left = most - names.len();
+                // All of them: later, another fork may have come.
+                let retries = std::iter::from_fn(|| replacement.pop_retry()).map(|name| (name, true));
+                names.extend(retries.take(BATCH - found));
+                let left = want.saturating_sub(found + names.len());
                 names.extend(std::iter::from_fn(|| replacement.pop()).map(|name| (name, false)).take(left));
             }
             if names.is_empty() {

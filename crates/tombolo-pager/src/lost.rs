@@ -115,7 +115,7 @@ fn what_was_done(pager: &Pager, batch: &Batch) -> Told {
 
 fn what_was_dropped(pager: &Pager, batch: &Batch, drops: &[(Page, u32)], thread: u32) -> io::Result<Told> {
     let begun = batch.agent.begun();
-    let mut done = Done { number: batch.command, dropped: begun / 2, unshared: 0, moved: [0; STAGING_PAGES] };
+    let mut done = Done { number: batch.command, dropped: begun / 2, moved: [0; STAGING_PAGES] };
     // It was killed at this one.
     let Some(&(page, _)) = drops.get(done.dropped as usize).filter(|_| begun % 2 == 1) else {
         return Ok(Told::Done { done, doubtful: None });
@@ -142,7 +142,7 @@ fn what_was_dropped(pager: &Pager, batch: &Batch, drops: &[(Page, u32)], thread:
 
 fn what_was_moved(pager: &Pager, batch: &Batch, thread: u32) -> io::Result<Told> {
     let begun = batch.agent.begun();
-    let mut done = Done { number: batch.command, dropped: 0, unshared: 0, moved: [0; STAGING_PAGES] };
+    let mut done = Done { number: batch.command, dropped: 0, moved: [0; STAGING_PAGES] };
     let staging = |index| batch.space.staging_address(index);
     let (_table, (stayed, moved), is_changing) = pager.look(&batch.space, |table| {
         let now = |victim: &Victim| Space::address(table.states.operation(victim.page).0);

@@ -280,7 +280,8 @@ impl Pager {
             return true;
         }
         // Refused where the page has something in it, or a guard or a poison, and where nothing is far.
-        !matches!(space.map_zero(table, page), Err(UffdError::Again(_)))
+        let mapped = space.map_zero(table, page);
+        !mapped.is_err_and(|error| matches!(error, UffdError::Again(_)) || error.is_out_of_memory())
     }
 
     /// A lost page is made to raise SIGBUS also when nobody is asked any more. What is there stays: that, or what a fork has left. False:

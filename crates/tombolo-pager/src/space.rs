@@ -525,9 +525,8 @@ impl Space {
         }
         let word =
             |at: usize| u32::from_ne_bytes([answer[at], answer[at + 1], answer[at + 2], answer[at + 3]]);
-        let mut done =
-            Done { number: word(0), dropped: word(4), unshared: word(8), moved: [0; STAGING_PAGES] };
-        done.moved.copy_from_slice(&answer[12..12 + STAGING_PAGES]);
+        let mut done = Done { number: word(0), dropped: word(4), moved: [0; STAGING_PAGES] };
+        done.moved.copy_from_slice(&answer[8..8 + STAGING_PAGES]);
         Ok(Some(done))
     }
 

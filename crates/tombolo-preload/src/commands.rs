@@ -50,20 +50,15 @@ pub fn obey(held: &Held) -> End {
         }
         let (move_out, drop, unshare) =
             (command.move_out as usize, command.drop as usize, command.unshare as usize);
-        let mut done = Done {
-            number: command.number,
-            dropped: 0,
-            unshared: 0,
-            moved: [libc::EINVAL as u8; STAGING_PAGES],
-        };
+        let mut done =
+            Done { number: command.number, dropped: 0, moved: [libc::EINVAL as u8; STAGING_PAGES] };
         if drop.max(move_out).max(unshare) <= SPANS_MAX
             && count >= HEADER + (drop + move_out + unshare) * SPAN
         {
             let spans = buffer + HEADER;
             move_pages(held, command.number, spans, move_out, &mut done.moved);
             done.dropped = drop_pages(held, command.number, spans + move_out * SPAN, drop) as u32;
-            done.unshared =
-                unshare_pages(held, command.number, spans + (move_out + drop) * SPAN, unshare).into();
+            unshare_pages(held, command.number, spans + (move_out + drop) * SPAN, unshare);
         }
         let pointer = core::ptr::from_ref(&done) as usize;
         let flags = libc::MSG_NOSIGNAL as usize;
@@ -210,16 +205,15 @@ fn move_some(held: &Held, target: usize, source: usize, pages: usize) -> (usize,
 /// Pages unshared before it is looked whether the command was cancelled: another mapping may stand there by then.
 const PAGES_UNSHARED_AT_ONCE: usize = 16;
 
-/// Makes pages this process's own that a fork left shared. False: the command was cancelled, or there are none.
-fn unshare_pages(held: &Held, command: u32, spans: usize, count: usize) -> bool {
+/// Makes pages this process's own that a fork left shared.
+fn unshare_pages(held: &Held, command: u32, spans: usize, count: usize) {
     const BYTES: usize = PAGES_UNSHARED_AT_ONCE * PAGE_BYTES;
     for (start, length) in (0..count).map(|index| span(spans, index)) {
         for offset in (0..length).step_by(BYTES) {
             if through_gate(held, command, || ()).is_none() {
-                return false;
+                return;
             }
             let _ = sys::advise(start + offset, BYTES.min(length - offset), libc::MADV_POPULATE_WRITE);
         }
     }
-    count > 0
 }

@@ -87,7 +87,7 @@ pub struct Request {
 /// A new mapping is to be far from now on.
 pub const REGISTER: u64 = 1;
 /// A range is to be ordinary memory from now on. The answer's value: 0, all of it is ordinary; 1, pages at its beginning are still on
-/// their way here, so ask again; n > 1, its first n - 1 pages are ordinary, so ask for the rest.
+/// their way here, or mappings are changing, so ask again; n > 1, its first n - 1 pages are ordinary, so ask for the rest.
 pub const LOCALISE: u64 = 2;
 /// As [`LOCALISE`], up to the first mapping of a file or of shared memory: 0, all before it is ordinary. Where the supervisor may not look
 /// at the mappings, it is as [`LOCALISE`].
@@ -171,8 +171,6 @@ pub struct Done {
     pub number: u32,
     /// How many of the ranges to drop were dropped, from the first on.
     pub dropped: u32,
-    /// 1: the agent has gone through all that was to be made the process's own; 0: it was stopped before, or there was nothing.
-    pub unshared: u32,
     /// For each page to be moved: 0, or the error number.
     pub moved: [u8; STAGING_PAGES],
 }

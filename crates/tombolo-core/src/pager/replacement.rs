@@ -14,8 +14,8 @@
 //! A page that the kernel has refused to move for its mapping's sake (it is locked, or of a read-only mapping that is never dropped from)
 //! waits in a queue of its own: it comes up now and then, since its mapping may have changed.
 //!
-//! The kernel does not move a page that a fork shares, either. Once the agent has made it the process's own, it is to leave before any
-//! other ([`Replacement::pop_retry`]): at its turn, behind all others, another fork may have shared it again.
+//! The kernel does not move a page that a fork shares, either. When its agent has been told to make it the process's own, it is tried again
+//! before any other ([`Replacement::pop_retry`]): at its turn, behind all others, another fork may have shared it again.
 //!
 //! The queues hold names of pages, not pages: a name whose page is no longer
 //! resident is dropped when it comes up.
@@ -78,7 +78,7 @@ pub struct Replacement {
     others: u32,
     /// Of those that came up, how many were not refused again, so far.
     left: u32,
-    /// Pages that were shared when they were to leave, and have been made their processes' own.
+    /// Pages that were shared when they were to leave; agents have been told to make them their processes' own.
     retries: VecDeque<PageName>,
     limit_pages: usize,
     evictions: u64,
@@ -143,7 +143,7 @@ impl Replacement {
         self.refused.push_back(name);
     }
 
-    /// Pages that came up and could not leave because they were shared: they have been made their processes' own.
+    /// Pages that came up and could not leave because they were shared: their agent has been told to make them its process's own.
     pub fn retry(&mut self, names: impl IntoIterator<Item = PageName>) {
         self.retries.extend(names);
     }

@@ -6,6 +6,8 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <string.h>
+#include <unistd.h>
 
 enum { CHUNK = 16 };
 
@@ -24,6 +26,9 @@ static int is_lost(const char *base, uint64_t page, const char *what) {
     return 0;
 }
 
+/* Output without a buffer, which could be lost, too. */
+static void say(const char *what) { CHECK(write(1, what, strlen(what)) > 0, "write: %d", errno); }
+
 int main(int count, char **arguments) {
     uint64_t pages = pages_of(count, arguments);
     sigset_t awaited;
@@ -35,8 +40,7 @@ int main(int count, char **arguments) {
     char *base = map(pages);
     fill(base, pages, 0, 1);
     check(base, pages, 0, 1, "held");
-    puts("holding");
-    fflush(stdout);
+    say("holding\n");
     int number;
     CHECK(!sigwait(&awaited, &number), "sigwait");
     /* Until it is known. */
@@ -47,6 +51,6 @@ int main(int count, char **arguments) {
     }
     uint64_t lost = 0;
     for (uint64_t page = 0; page < pages; page++) lost += (uint64_t)is_lost(base, page, "after");
-    printf("lost %lu\n", (unsigned long)lost);
+    say("done\n");
     return lost < pages / 2;
 }
