@@ -7,8 +7,8 @@
 //! it is not lost, as it would be if the page were copied and dropped. (Of a mapping that is not writable, the kernel
 //! does not say whether a page is pinned.) Dropping pages of the program one at a time would also cost an event each.
 //!
-//! A page that a fork shares cannot be moved either. It is made this process's own, and tried again next. It is not dropped: a drop waits for its own event, and the program may have mapped
-//! something else there meanwhile.
+//! A page that a fork shares cannot be moved either. It is made this process's own, and tried again next, once. It
+//! is not dropped: a drop waits for its own event, and the program may have mapped something else there meanwhile.
 //!
 //! Only a page of a mapping that is not writable is **kept** mapped, write-protected, while it is
 //! copied, and dropped afterwards; libc's calls that change mappings wait for the drop. Of a program that
