@@ -169,18 +169,38 @@ impl Userfaultfd {
 
     /// Makes one for this process: by the system call, else by `/dev/userfaultfd`.
     pub fn for_this_process() -> io::Result<Self> {
+        Self::by_call().or_else(Self::by_device)
+    }
+
+    /// Makes one as a program that this process executes can: it has the capabilities of root and ambient ones, but none
+    /// that the file of this process's own program has given.
+    pub fn as_an_executed_program() -> io::Result<Self> {
+        const ANYBODY_MAY: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+        let anybody_may = std::fs::read_to_string(ANYBODY_MAY).is_ok_and(|text| text.trim() == "1");
+        if anybody_may || rustix::process::geteuid().is_root() || has_ambient_ptrace() {
+            return Self::for_this_process();
+        }
+        Self::by_device(io::Error::from_raw_os_error(libc::EPERM))
+    }
+
+    fn by_call() -> io::Result<Self> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: userfaultfd(2) takes flags only and returns a new descriptor.
         let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        if made >= 0 {
-            // SAFETY: the call above has just returned this descriptor to us alone.
-            return Ok(Self(unsafe { OwnedFd::from_raw_fd(made as i32) }));
+        if made < 0 {
+            return Err(io::Error::last_os_error());
         }
-        let refused = io::Error::last_os_error();
+        // SAFETY: the call above has just returned this descriptor to us alone.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(made as i32) }))
+    }
+
+    /// Where the device cannot be opened, `refused` is the error: why there is none without it.
+    fn by_device(refused: io::Error) -> io::Result<Self> {
         let Ok(device) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd") else {
             return Err(refused);
         };
         const USERFAULTFD_IOC_NEW: u64 = UFFD_API << 8;
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and returns a new descriptor.
         let made = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW as _, flags) };
         if made < 0 {
@@ -382,6 +402,23 @@ fn classify(error: io::Error, done: i64) -> UffdError {
         Some(libc::EFAULT) => UffdError::BadSource,
         _ => UffdError::Other(error),
     }
+}
+
+/// Whether this process has `CAP_SYS_PTRACE`.
+pub fn has_ptrace_capability() -> bool {
+    has_ptrace_in("CapEff:")
+}
+
+/// Whether programs that this process executes have `CAP_SYS_PTRACE` from it.
+fn has_ambient_ptrace() -> bool {
+    has_ptrace_in("CapAmb:")
+}
+
+fn has_ptrace_in(set: &str) -> bool {
+    const CAP_SYS_PTRACE: u32 = 19;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let bits = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix(set)?.trim(), 16).ok());
+    bits.is_some_and(|bits| bits >> CAP_SYS_PTRACE & 1 == 1)
 }
 
 #[cfg(test)]

@@ -31,22 +31,29 @@ struct Check {
     detail: String,
     /// What to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    advice: Option<&'static str>,
+    advice: Option<String>,
 }
 
-const USERFAULTFD_ADVICE: &str =
-    "run as root, or `sysctl vm.unprivileged_userfaultfd=1`, or give this user access to /dev/userfaultfd";
-const FORK_ADVICE: &str =
-    "run as root or with CAP_SYS_PTRACE: without it a forked child would not keep its far memory";
+const USERFAULTFD_ADVICE: &str = "run as root, or let this user's programs have their faults served: \
+     `sudo chmod 666 /dev/userfaultfd` (or give a group access)";
+
+/// What gives this very file the capability.
+fn fork_advice() -> String {
+    let own = std::env::current_exe().unwrap_or_else(|_| "tombolo".into());
+    format!(
+        "run as root, or `sudo setcap cap_sys_ptrace+ep {}`: without it a forked child would not keep its far memory",
+        own.display()
+    )
+}
 
 fn check_userfaultfd() -> (Check, Option<Userfaultfd>) {
-    match Userfaultfd::for_this_process() {
+    match Userfaultfd::as_an_executed_program() {
         Ok(made) => {
             let detail = "page faults of programs can be served, system calls included".into();
             (Check { name: "userfaultfd", outcome: Outcome::Ok, detail, advice: None }, Some(made))
         }
         Err(error) => {
-            let advice = Some(USERFAULTFD_ADVICE);
+            let advice = Some(USERFAULTFD_ADVICE.to_owned());
             (
                 Check { name: "userfaultfd", outcome: Outcome::Missing, detail: error.to_string(), advice },
                 None,
@@ -55,22 +62,22 @@ fn check_userfaultfd() -> (Check, Option<Userfaultfd>) {
     }
 }
 
-fn check_features(made: Option<Userfaultfd>) -> Vec<Check> {
-    let Some(made) = made else { return Vec::new() };
-    let fork = match made.enable(uffd::FEATURE_EVENT_FORK) {
-        Ok(_) => Check {
-            name: "fork events",
-            outcome: Outcome::Ok,
-            detail: "forked children keep their memory".into(),
-            advice: None,
-        },
-        Err(error) => Check {
-            name: "fork events",
-            outcome: Outcome::Missing,
-            detail: error.to_string(),
-            advice: Some(FORK_ADVICE),
-        },
+/// Whether forks are reported; what was refused says why not.
+fn check_forks(refused: Option<std::io::Error>) -> Check {
+    let (outcome, detail, advice) = match refused {
+        None => (Outcome::Ok, "forked children keep their memory".to_owned(), None),
+        Some(error) => (Outcome::Missing, error.to_string(), Some(fork_advice())),
     };
+    Check { name: "fork events", outcome, detail, advice }
+}
+
+fn check_features(made: Option<Userfaultfd>) -> Vec<Check> {
+    let Some(made) = made else {
+        // Both are said at once. The kernel reports forks to a process that has this capability.
+        let refused = (!uffd::has_ptrace_capability()).then(|| std::io::ErrorKind::PermissionDenied.into());
+        return vec![check_forks(refused)];
+    };
+    let fork = check_forks(made.enable(uffd::FEATURE_EVENT_FORK).err());
     // A descriptor is enabled once; the list of features needs a fresh one.
     let features = Userfaultfd::for_this_process().and_then(|made| made.enable(0)).unwrap_or(0);
     let needed = [
@@ -85,7 +92,7 @@ fn check_features(made: Option<Userfaultfd>) -> Vec<Check> {
             name,
             outcome: if there { Outcome::Ok } else { Outcome::Missing },
             detail: if there { "there" } else { "this kernel has not got it" }.into(),
-            advice: (!there).then_some("use Linux 6.6 or later"),
+            advice: (!there).then(|| "use Linux 6.6 or later".to_owned()),
         });
     }
     let there = features & uffd::FEATURE_MOVE != 0;
@@ -93,9 +100,10 @@ fn check_features(made: Option<Userfaultfd>) -> Vec<Check> {
         name: "page moves",
         outcome: if there { Outcome::Ok } else { Outcome::Limited },
         detail: if there { "there" } else { "this kernel has not got them" }.into(),
-        advice: (!there).then_some(
-            "use Linux 6.8 or later for programs that read into their memory with O_DIRECT or io_uring",
-        ),
+        advice: (!there).then(|| {
+            "use Linux 6.8 or later for programs that read into their memory with O_DIRECT or io_uring"
+                .to_owned()
+        }),
     });
     checks
 }
@@ -106,7 +114,7 @@ fn check_processors() -> Check {
         name: "processors",
         outcome: if count > 1 { Outcome::Ok } else { Outcome::Limited },
         detail: format!("{count}: a fault handler on each"),
-        advice: (count < 2).then_some("with one processor eviction takes time from the program"),
+        advice: (count < 2).then(|| "with one processor eviction takes time from the program".to_owned()),
     }
 }
 
@@ -118,7 +126,8 @@ fn check_lock() -> Check {
         name: "locked memory",
         outcome: if enough { Outcome::Ok } else { Outcome::Limited },
         detail: limit.map_or_else(|| "unlimited".into(), |bytes| format!("limit {} KiB", bytes / 1024)),
-        advice: (!enough).then_some("raise `ulimit -l`: the supervisor should not be swapped out itself"),
+        advice: (!enough)
+            .then(|| "raise `ulimit -l`: the supervisor should not be swapped out itself".to_owned()),
     }
 }
 
@@ -147,7 +156,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             Outcome::Missing => "MISSING",
         };
         output::line(&format!("{mark}  {:18} {}", check.name, check.detail));
-        if let Some(advice) = check.advice {
+        if let Some(advice) = &check.advice {
             output::line(&format!("                            -> {advice}"));
         }
     }
@@ -170,7 +179,7 @@ pub fn require_paging() -> Result<(), Failure> {
             "{}: {}; {} (see `tombolo doctor`)",
             check.name,
             check.detail,
-            check.advice.unwrap_or("this kernel is too old")
+            check.advice.unwrap_or_else(|| "this kernel is too old".into())
         ))),
     }
 }
