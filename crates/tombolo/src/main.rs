@@ -94,9 +94,12 @@ enum Command {
     /// Make accesses to the memory of a program that can have no threads (`node` starts this itself).
     #[command(hide = true)]
     HelpAccesses,
-    /// Sum a large array, again and again (`demo` starts this itself).
+    /// Serve and ask a key-value store (`demo` starts this itself).
     #[command(hide = true)]
-    DemoScan,
+    DemoStore,
+    /// Sum the columns of a table by group (`demo` starts this itself).
+    #[command(hide = true)]
+    DemoColumns,
 }
 
 /// A command's own failure, told to the user in one line.
@@ -176,7 +179,8 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Keep => run::keep(),
         Command::HelpAccesses => node::help_accesses(),
-        Command::DemoScan => demo::scan_array(),
+        Command::DemoStore => demo::store(),
+        Command::DemoColumns => demo::columns(),
     };
     match (done, output::finish()) {
         (Err(failure), _) | (Ok(_), Err(failure)) => failure.print(),

@@ -40,11 +40,6 @@ pub const DEMO_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// measurement: a user who ends `demo` does not wait longer without wondering.
 pub const DEMO_END_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a server that has closed its connections to `demo` may take to end, so that the reason of its end
-/// is reported and not the closed connection. A thousand times what the end of a small process takes (fork, exit
-/// and wait together take 0.2 ms); a server has memory to free, too.
-pub const DEMO_SERVER_END: Duration = Duration::from_millis(200);
-
 /// How often a wait for a child process of a comparison or bench checks whether the command is to end: a user
 /// who presses Ctrl-C waits half a second at most.
 pub const CHILD_CHECK_INTERVAL: Duration = Duration::from_millis(500);

@@ -1,189 +1,168 @@
-//! What the demo prints for people.
+//! What the demo prints for people: at most 80 columns.
 
-use super::{Findings, Row, SortFindings};
+use super::compare::{Comparison, SHARES};
+use super::{Findings, Link};
 use crate::output;
 use crate::size::Size;
 
-/// Prints the tables.
+/// Prints the table, and what follows from it.
 pub fn print(findings: &Findings) {
     let link = match findings.link {
-        super::Link::Shm => "shared memory",
-        super::Link::Udp => "UDP",
+        Link::Shm => "shared memory",
+        Link::Udp => "UDP",
     };
-    output::line(&format!("Programs with all, a half and a quarter of their memory; the rest over {link}."));
-    if let Some(sort) = &findings.sort {
-        print_sort(sort);
+    output::line(&format!(
+        "How long programs take with a part of their memory here and the rest at a\n\
+         lender, over {link}, as multiples of their time without Tombolo\n\
+         (zram: with the kernel's swap on zram instead):\n"
+    ));
+    for line in table(&findings.programs) {
+        output::line(&line);
     }
     output::line("");
-    compared(findings).iter().for_each(|line| output::line(line));
-    output::line("");
+    for found in &findings.programs {
+        output::line(&format!("{:8} {}", found.program, found.about));
+    }
     for what in &findings.left_out {
         output::line(&format!("left out: {what}"));
     }
-    output::line(if findings.identical && findings.sort.is_none() {
-        "All that was read is what was written."
-    } else if findings.identical {
-        "All outputs are identical."
-    } else {
-        "AN OUTPUT DIFFERS from the run without Tombolo: this is a bug, please report it."
-    });
+    output::line(&format!("\n{}", finding(findings)));
+    output::line(
+        "\nNext, lend memory and run a program of your own with 256 MiB of it here:\n\n  \
+         tombolo node --listen shm:/tmp/lender --lend 1G &\n  \
+         tombolo run --from shm:/tmp/lender --local 256M -- PROGRAM ARGUMENTS",
+    );
 }
 
-/// How many times as long as a plain run each program took.
-fn compared(findings: &Findings) -> Vec<String> {
-    let row = |cells: [String; 8]| {
-        const WIDTHS: [usize; 7] = [11, 9, 9, 12, 9, 15, 9];
-        let mut line = format!("{:6}", cells[0]);
-        for (cell, width) in cells[1..].iter().zip(WIDTHS) {
-            line.push_str(&format!("  {cell:>width$}"));
-        }
-        line.trim_end().to_owned()
-    };
-    let titles = ["", "working set", "plain", "all local", "one half", "zram", "one quarter", "zram"];
-    let mut lines = vec![row(titles.map(str::to_owned))];
-    for found in &findings.compared {
-        let times = |time_s: Option<f64>| match time_s {
-            Some(time_s) => format!("{:.2}x", time_s / found.plain_s),
+/// Widths of the columns after the first.
+const WIDTHS: [usize; 9] = [8, 7, 7, 7, 6, 7, 6, 7, 6];
+
+fn row(cells: &[String]) -> String {
+    let mut line = format!("{:8}", cells.first().map_or("", String::as_str));
+    for (cell, width) in cells.iter().skip(1).zip(WIDTHS) {
+        line.push_str(&format!(" {cell:>width$}"));
+    }
+    line.trim_end().to_owned()
+}
+
+fn table(programs: &[Comparison]) -> Vec<String> {
+    let shares = SHARES.map(|(share, _)| share.to_owned());
+    let above = format!("{:32} {:>14} {:>14} {:>14}", "", shares[0], shares[1], shares[2]);
+    let titles = ["", "memory", "plain", "all", "here", "zram", "here", "zram", "here", "zram"];
+    let mut lines = vec![above, row(&titles.map(str::to_owned))];
+    for found in programs {
+        let times = |seconds: Option<f64>| match seconds {
+            Some(seconds) => multiple(seconds / found.plain_s),
             None => "-".to_owned(),
         };
-        let [half, quarter] = &found.points;
-        lines.push(row([
+        let mut cells = vec![
             found.program.to_owned(),
             Size(found.working_set_bytes).to_string(),
-            seconds(found.plain_s),
+            format!("{:.2} s", found.plain_s),
             times(Some(found.all_local_s)),
-            times(Some(half.tombolo_s)),
-            times(half.zram_s),
-            times(Some(quarter.tombolo_s)),
-            times(quarter.zram_s),
-        ]));
+        ];
+        for point in &found.points {
+            cells.extend([times(Some(point.tombolo_s)), times(point.zram_s)]);
+        }
+        lines.push(row(&cells));
     }
-    for found in &findings.compared {
-        for reason in found.points.iter().filter_map(|point| point.zram_failure.as_ref()) {
+    for found in programs {
+        // Each limit may fail for a reason of its own; one is enough to know.
+        if let Some(reason) = found.points.iter().find_map(|point| point.zram_failure.as_ref()) {
             lines.push(format!("not measured: {} with swap on zram: {reason}", found.program));
         }
     }
     lines
 }
 
-fn print_sort(sort: &SortFindings) {
-    output::line("");
-    output::line(&format!(
-        "GNU sort of {}, working set {}:",
-        Size(sort.input_bytes),
-        Size(sort.working_set_bytes),
-    ));
-    output::line("");
-    let titles = ["", "local", "time", "slowdown", "faults", "median", "p99", "in", "out", "output"];
-    output::line(&columns(&titles.map(str::to_owned)));
-    let none = || "-".to_owned();
-    output::line(&columns(&[
-        "without Tombolo".into(),
-        none(),
-        seconds(sort.plain_s),
-        "1.00x".into(),
-        none(),
-        none(),
-        none(),
-        none(),
-        none(),
-        none(),
-    ]));
-    for row in &sort.runs {
-        output::line(&columns(&cells(row)));
-    }
-    output::line("");
-    output::line("faults: on pages at the lender; median and p99: time to serve one of them.");
+fn multiple(times: f64) -> String {
+    if times < 10.0 { format!("{times:.2}x") } else { format!("{times:.0}x") }
 }
 
-fn cells(row: &Row) -> [String; 10] {
-    let served = |name: &str| match row.far_fault_ns[name].as_u64() {
-        Some(time_ns) if row.far_faults > 0 => microseconds(time_ns),
-        _ => "-".to_owned(),
+/// The finding, in sentences.
+fn finding(findings: &Findings) -> String {
+    if !findings.identical {
+        return "AN OUTPUT DIFFERS from the run without Tombolo: this is a bug, please report it.".into();
+    }
+    let half = |found: &Comparison| {
+        let point = found.points.iter().find(|point| point.share == "a half")?;
+        Some((found.program, point.tombolo_s / found.plain_s))
     };
-    [
-        row.name.to_owned(),
-        // The limit of the first run is larger than anything it uses.
-        Size(row.local_bytes.min(row.resident_peak_bytes)).to_string(),
-        seconds(row.elapsed_s),
-        format!("{:.2}x", row.slowdown),
-        row.far_faults.to_string(),
-        served("median"),
-        served("p99"),
-        Size(row.bytes_in).to_string(),
-        Size(row.bytes_out).to_string(),
-        if row.identical { "identical" } else { "DIFFERS" }.to_owned(),
-    ]
-}
-
-fn columns(cells: &[String; 10]) -> String {
-    const WIDTHS: [usize; 9] = [8, 8, 9, 8, 8, 8, 8, 8, 10];
-    let mut line = format!("{:15}", cells[0]);
-    for (cell, width) in cells[1..].iter().zip(WIDTHS) {
-        line.push_str(&format!("  {cell:>width$}"));
-    }
-    line.trim_end().to_owned()
-}
-
-fn seconds(time_s: f64) -> String {
-    format!("{time_s:.2} s")
-}
-
-fn microseconds(time_ns: u64) -> String {
-    format!("{:.1} us", time_ns as f64 / 1000.0)
+    let mut times: Vec<(&str, f64)> = findings.programs.iter().filter_map(half).collect();
+    times.sort_by(|one, other| one.1.total_cmp(&other.1));
+    let best = times.first().map_or_else(String::new, |(program, times)| {
+        let rest = match times {
+            ..1.1 => "with half of its memory elsewhere is as fast as with all of it here".to_owned(),
+            times => format!("takes {} as long with half of its memory elsewhere", multiple(*times)),
+        };
+        format!("{program} {rest}")
+    });
+    let worst = match times.last() {
+        Some((program, times)) if findings.programs.len() > 1 => {
+            format!(",\n{program} {} as long", multiple(*times))
+        }
+        _ => String::new(),
+    };
+    format!("Finding: {best}{worst}.\nAll outputs are identical.")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::compare::{Comparison, Point};
+    use super::super::compare::Point;
     use super::*;
 
-    #[test]
-    fn columns_stand_under_each_other() {
-        let titles = ["", "local", "time", "slowdown", "faults", "median", "p99", "in", "out", "output"];
-        let cells = [
-            "one quarter",
-            "42 MiB",
-            "12.34 s",
-            "4.12x",
-            "123456",
-            "8.1 us",
-            "99.9 us",
-            "1.2 GiB",
-            "1.1 GiB",
-            "identical",
-        ];
-        let (titles, cells) = (columns(&titles.map(str::to_owned)), columns(&cells.map(str::to_owned)));
-        assert_eq!(titles.find("time").map(|at| at + 4), cells.find("12.34 s").map(|at| at + 7));
-        assert_eq!(titles.len(), cells.len() - "identical".len() + "identical".len());
+    fn found(program: &'static str, plain_s: f64, zram_failure: Option<&str>) -> Comparison {
+        let points = SHARES.map(|(share, quarters)| Point {
+            share,
+            local_bytes: quarters << 24,
+            resident_peak_bytes: quarters << 24,
+            bytes_in: 1,
+            bytes_out: 1,
+            tombolo_s: 22.0 / quarters as f64,
+            zram_s: zram_failure.is_none().then_some(50.0),
+            zram_failure: zram_failure.map(str::to_owned),
+        });
+        Comparison {
+            program,
+            about: "a program",
+            working_set_bytes: 64 << 20,
+            plain_s,
+            all_local_s: 2.1,
+            points: points.into(),
+            identical: true,
+        }
     }
 
     #[test]
-    fn what_zram_could_not_do_is_said_and_the_rest_stays() {
-        let point = |tombolo_s, zram_s, failure: Option<&str>| Point {
-            local_bytes: 1,
-            tombolo_s,
-            zram_s,
-            zram_failure: failure.map(str::to_owned),
-        };
-        let findings = Findings {
-            link: super::super::Link::Shm,
+    fn a_table_fits_a_terminal_and_says_what_was_not_measured() {
+        let lines = table(&[found("columns", 2.0, None), found("sort", 2.0, Some("killed"))]);
+        assert_eq!(lines.len(), 5);
+        assert!(lines.iter().all(|line| line.len() <= 80), "{lines:#?}");
+        for part in ["columns", "64 MiB", "2.00 s", "1.05x", "3.67x", "5.50x", "11x", "25x"] {
+            assert!(lines[2].contains(part), "{part} is missing in {}", lines[2]);
+        }
+        assert!(lines[3].ends_with(" 11x      -"), "{}", lines[3]);
+        assert_eq!(lines[4], "not measured: sort with swap on zram: killed");
+        // Titles end where their columns end.
+        assert_eq!(lines[1].find("plain").map(|at| at + 5), lines[2].find("2.00 s").map(|at| at + 6));
+    }
+
+    #[test]
+    fn a_finding_names_the_best_and_the_worst() {
+        let mut findings = Findings {
+            link: Link::Shm,
             identical: true,
-            sort: None,
-            compared: vec![Comparison {
-                program: "scan",
-                working_set_bytes: 1 << 20,
-                plain_s: 2.0,
-                all_local_s: 2.0,
-                points: [point(3.0, Some(5.0), None), point(7.0, None, Some("killed"))],
-            }],
+            programs: vec![found("sort", 1.0, None), found("store", 10.5, None)],
             left_out: Vec::new(),
         };
-        let lines = compared(&findings);
-        assert_eq!(lines.len(), 3);
-        for part in ["scan", "2.00 s", "1.00x", "1.50x", "2.50x", "3.50x", "-"] {
-            assert!(lines[1].contains(part), "{part} is missing in {}", lines[1]);
-        }
-        assert_eq!(lines[2], "not measured: scan with swap on zram: killed");
+        let text = finding(&findings);
+        assert!(
+            text.contains("store with half of its memory elsewhere is as fast") && text.contains("sort 11x"),
+            "{text}"
+        );
+        findings.programs[1].plain_s = 5.0;
+        assert!(finding(&findings).contains("store takes 2.20x as long"), "{}", finding(&findings));
+        findings.identical = false;
+        assert!(finding(&findings).contains("AN OUTPUT DIFFERS"));
     }
 }

@@ -71,13 +71,6 @@ impl Child {
         Ok(text)
     }
 
-    /// Why it has ended by itself, if it has.
-    pub fn ended(&mut self) -> Option<Failure> {
-        let status = self.child.try_wait().ok().flatten()?;
-        self.ended = true;
-        Some(self.failure(&format!("ended ({status})")))
-    }
-
     fn succeed(&mut self, stop: &AtomicBool, mut tick: impl FnMut()) -> Result<(), Failure> {
         let status = loop {
             if let Some(status) = self.child.try_wait()? {

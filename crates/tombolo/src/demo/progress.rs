@@ -1,0 +1,46 @@
+//! What the demo is doing: a bar where standard error is a terminal, a line for each program elsewhere.
+
+use std::cell::Cell;
+use std::io::{IsTerminal, stderr};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::output;
+
+/// The progress of a demo.
+pub struct Progress {
+    bar: ProgressBar,
+    is_terminal: bool,
+    program: Cell<&'static str>,
+}
+
+impl Progress {
+    /// Of so many steps.
+    pub fn new(steps: usize) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:20}] {pos}/{len} {msg}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        Self { bar, is_terminal: stderr().is_terminal(), program: Cell::new("") }
+    }
+
+    /// A step begins.
+    pub fn step(&self, program: &'static str, text: &str) {
+        if !self.is_terminal && self.program.replace(program) != program {
+            output::say(&format!("demo: running {program} ..."));
+        }
+        self.bar.inc(u64::from(!self.bar.message().is_empty()));
+        self.bar.set_message(format!("{program}, {text}"));
+        self.bar.tick();
+    }
+
+    /// Shows that it goes on.
+    pub fn tick(&self) {
+        self.bar.tick();
+    }
+
+    /// Removes the bar.
+    pub fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}
