@@ -109,7 +109,7 @@ fn a_program_that_aborts_dumps_and_ends() {
     let lender = Lender::start(Link::Shm, "512M");
     let scratch = Scratch::new("abort");
     let traced = compiled("traced", &["-g"]);
-    // What is far is missing in the kernel's own dump, as the README says; the program ends as it would.
+    // What is far is missing in the kernel's own dump, as the guide says; the program ends as it would.
     let script = format!("cd {} && ulimit -c unlimited; exec {traced} 16 abort", scratch.path().display());
     let run = Program::new(&["sh", "-c", &script]).remote("256M").start_on(&[&lender], "6M");
     run.output_with("holding", PATIENCE);
