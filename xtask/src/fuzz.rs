@@ -4,15 +4,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-use crate::command::{cargo, root, run};
+use crate::command::{root, run};
+use crate::tools;
 
 /// How long each target runs unless the caller says otherwise.
 const SECONDS: u32 = 60;
 
 /// Runs all targets, or those that are named, for `SECONDS` each (or for as long as the first argument says, if that is a number).
 pub fn main(arguments: &[String]) -> Result<(), String> {
-    /// Pinned, as every tool is.
-    const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
     let (seconds, named) = match arguments.split_first() {
         Some((first, rest)) if first.parse::<u32>().is_ok() => (first.parse().unwrap_or(SECONDS), rest),
         _ => (SECONDS, arguments),
@@ -20,12 +19,8 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     if seconds == 0 {
         return Err("for how many seconds? 0 would be for ever".to_owned());
     }
-    let tools = root().join("target/tools");
-    let program = tools.join("bin/cargo-fuzz");
-    if !program.is_file() {
-        run(cargo().args(["install", CARGO_FUZZ, "--locked", "--root"]).arg(&tools))?;
-    }
-    let listed = fuzz(&program, "list").stderr(Stdio::inherit()).output();
+    let program = &tools::find(&tools::FUZZ)?;
+    let listed = fuzz(program, "list").stderr(Stdio::inherit()).output();
     let listed = listed.map_err(|error| format!("cargo fuzz list: {error}"))?;
     if !listed.status.success() || listed.stdout.is_empty() {
         return Err(format!("cargo fuzz list: {}", listed.status));
@@ -35,7 +30,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     if let Some(unknown) = named.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(format!("no fuzz target is called {unknown}; there are {}", known.join(", ")));
     }
-    run(fuzz(&program, "build").args(["--sanitizer", "none"]))?;
+    run(fuzz(program, "build").args(["--sanitizer", "none"]))?;
     let is_named = |target: &&&str| named.is_empty() || named.iter().any(|name| name == **target);
     let targets: Vec<&str> = known.iter().filter(is_named).copied().collect();
     let (next, failed) = (Mutex::new(targets.iter()), Mutex::new(Vec::new()));
@@ -46,7 +41,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
                 loop {
                     let target = next.lock().ok().and_then(|mut next| next.next());
                     let Some(target) = target else { return };
-                    if let Err(error) = run_target(&program, target, seconds) {
+                    if let Err(error) = run_target(program, target, seconds) {
                         eprintln!("{target}: {error}");
                         if let Ok(mut failed) = failed.lock() {
                             failed.push(*target);
@@ -67,6 +62,8 @@ fn fuzz(program: &Path, task: &str) -> Command {
     let mut command = Command::new(program);
     // As if `cargo fuzz` had been called. Its instrumentation is unstable.
     command.args(["fuzz", task]).current_dir(root()).env("RUSTC_BOOTSTRAP", "1");
+    // Each target is linked for itself; the product's slow linking would be done for all of them.
+    command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     command
 }
 

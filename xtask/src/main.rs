@@ -1,4 +1,4 @@
-//! What developers and CI run: `cargo xtask test | lint | ci | headers | fuzz | bench`.
+//! What developers and CI run: `cargo xtask test | lint | ci | headers | fuzz | recording | bench`.
 
 use std::process::ExitCode;
 
@@ -9,20 +9,23 @@ mod guest;
 mod headers;
 mod lint;
 mod packages;
+mod recording;
 mod test;
+mod tools;
 
 const USAGE: &str = "\
 usage: cargo xtask <task>
 
-  test [ARGUMENT...]   install what the tests need, then run them all
-                       (arguments go to the end-to-end tests, as in `cargo test -- ARGUMENT`;
-                       TOMBOLO_REQUIRE_ALL=1: leaving a test out is a failure;
-                       TOMBOLO_FULL=1: the full sizes, about an hour)
+  test [--full] [NAME...]
+                       install what the tests need, then run all, or those whose names contain a NAME
+                       (--full: long soaks, more seeds, large programs, hours;
+                       TOMBOLO_REQUIRE_ALL=1: leaving a test out is a failure)
   lint                 formatting, clippy, documentation, licences and advisories
   ci                   both, and nothing may be left out
   headers              write the header for programs in C from the code
   fuzz [SECONDS] [TARGET...]
                        run every fuzz target, or these, for a minute each, or that long
+  recording            run the first commands of README, and draw docs/recording.svg
   bench paging|rdma|faults|net
                        measure, and write a part of bench/RESULTS.md";
 
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Some("ci") => test::main(rest, true).and_then(|()| lint::main()),
         Some("headers") => headers::write(),
         Some("fuzz") => fuzz::main(rest),
+        Some("recording") => recording::main(),
         Some("bench") => bench::main(rest),
         _ => Err(USAGE.to_owned()),
     };

@@ -621,7 +621,7 @@ impl World {
 #[test]
 fn every_access_ends_once_whatever_programs_do() {
     let (mut faults, mut touches, mut stalled, mut paused, mut timed_out, mut forced) = (0, 0, 0, 0, 0, 0);
-    Seeds::from_environment(300).run("every_access_ends_once_whatever_programs_do", |seed| {
+    let count = Seeds::from_environment(300).run("every_access_ends_once_whatever_programs_do", |seed| {
         let mut world = World::new(seed);
         world.storm();
         world.calm();
@@ -633,7 +633,8 @@ fn every_access_ends_once_whatever_programs_do() {
         timed_out += counters.timed_out;
         forced += counters.forced;
     });
-    assert!([faults, touches, stalled, paused, timed_out, forced].iter().all(|count| *count > 0));
+    let met = [faults, touches, stalled, paused, timed_out, forced];
+    assert!(count < 100 || met.iter().all(|count| *count > 0), "{met:?}");
 }
 
 /// What takes too long is given up; but not a write to the memory of the program that asked for it: it is told when nobody

@@ -718,9 +718,8 @@ fn run(seed: u64) -> World {
 #[test]
 fn seeds() {
     let seeds = Seeds::from_environment(600);
-    let is_one = matches!(seeds, Seeds::One(_));
     let (mut taken, mut awaited) = ([0; 2], 0);
-    seeds.run("cargo test -p tombolo-core --test pager", |seed| {
+    let count = seeds.run("cargo test -p tombolo-core --test pager", |seed| {
         let world = run(seed);
         awaited += world.awaited;
         for (sum, count) in taken.iter_mut().zip(world.taken) {
@@ -730,7 +729,7 @@ fn seeds() {
     println!(
         "{taken:?} pages taken back where their eviction began and elsewhere, {awaited} of them awaited"
     );
-    assert!(is_one || (taken[0] > 0 && awaited > 0), "{taken:?} {awaited}");
+    assert!(count < 100 || (taken[0] > 0 && awaited > 0), "{taken:?} {awaited}");
 }
 
 /// A page of a read-only mapping is copied from where it is. If it has gone by then in a way that the kernel does not

@@ -5,20 +5,30 @@ use std::io::Write;
 /// The user `nobody`, who runs no node of ours.
 pub const STRANGER: u32 = 65534;
 
-/// Says that the running test, or a part of it, is left out.
+/// Says that the running test, or a part of it, is left out: on standard error, and, since a runner may show nothing of
+/// a test that passes, in the file that `TOMBOLO_LEFT_OUT` names.
 ///
 /// # Panics
 ///
 /// With `TOMBOLO_REQUIRE_ALL=1`: then nothing may be left out.
 pub fn left_out(reason: &str) {
     let thread = std::thread::current();
-    let test = thread.name().unwrap_or("a test");
+    // Of a test in a process of its own, cargo-nextest says the name.
+    let named = std::env::var("NEXTEST_TEST_NAME");
+    let test = named.as_deref().unwrap_or(thread.name().unwrap_or("a test"));
     assert!(
         std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none_or(|value| value != "1"),
         "{test} is left out, which TOMBOLO_REQUIRE_ALL=1 forbids: {reason}"
     );
     // Straight to the descriptor: the test harness captures what `eprintln!` prints.
     let _ = writeln!(std::io::stderr(), "LEFT OUT: {test}: {reason}");
+    if let Some(path) = std::env::var_os("TOMBOLO_LEFT_OUT") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+        // One write a line: others append, too.
+        let line = format!("{test}\t{}\n", reason.replace('\n', " "));
+        let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
+        written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
 }
 
 /// Whether this process may act as another user; where it may not, the test is left out.

@@ -11,7 +11,7 @@
 
 mod seeds;
 
-pub use seeds::Seeds;
+pub use seeds::{FULL_TIME, Seeds, USUAL_TIME, is_full};
 
 /// A step of SplitMix64: every bit of the result depends on every bit of the value.
 #[inline]

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// - `TOMBOLO_SEED=n`: only this seed.
 /// - `TOMBOLO_SECONDS=n`: seeds that no run has had before, for this long.
 /// - `TOMBOLO_SEEDS=n`: the first n seeds.
+/// - `TOMBOLO_FULL=1`: the test's own number of seeds, and new ones for [`FULL_TIME`].
 ///
-/// Otherwise the test's own number of seeds, from 1 on.
+/// Otherwise the test's own number of seeds, from 1 on, as far as [`USUAL_TIME`] goes, and a tenth of them in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seeds {
     /// One, to repeat a failure.
@@ -18,6 +19,41 @@ pub enum Seeds {
     First(u64),
     /// New ones for this long.
     Lasting(Duration),
+    /// This many, or fewer on a slow machine.
+    Usual(u64),
+    /// This many, and new ones.
+    Full(u64),
+}
+
+/// How long a test of many seeds goes on where nothing else is said: all of them together are run at each change.
+pub const USUAL_TIME: Duration = Duration::from_secs(2);
+
+/// How long a full test goes on with new seeds.
+pub const FULL_TIME: Duration = Duration::from_secs(60);
+
+/// What the environment says of seeds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wish {
+    seed: Option<u64>,
+    seconds: Option<u64>,
+    seeds: Option<u64>,
+    is_full: bool,
+}
+
+impl Wish {
+    fn from_environment() -> Self {
+        Self {
+            seed: number("TOMBOLO_SEED"),
+            seconds: number("TOMBOLO_SECONDS"),
+            seeds: number("TOMBOLO_SEEDS"),
+            is_full: is_full(),
+        }
+    }
+}
+
+/// Whether tests are to run at their full sizes: `TOMBOLO_FULL=1`, which `cargo xtask test --full` sets.
+pub fn is_full() -> bool {
+    std::env::var_os("TOMBOLO_FULL").is_some_and(|value| value == "1")
 }
 
 /// A variable of the environment as a number.
@@ -32,26 +68,24 @@ pub(crate) fn number(variable: &str) -> Option<u64> {
 
 impl Seeds {
     /// As the environment says; otherwise this many.
-    pub fn from_environment(default_count: u64) -> Self {
-        Self::choose(
-            number("TOMBOLO_SEED"),
-            number("TOMBOLO_SECONDS"),
-            number("TOMBOLO_SEEDS"),
-            default_count,
-        )
+    pub fn from_environment(usual_count: u64) -> Self {
+        Self::choose(Wish::from_environment(), usual_count)
     }
 
-    fn choose(seed: Option<u64>, seconds: Option<u64>, count: Option<u64>, default_count: u64) -> Self {
-        match (seed, seconds) {
-            (Some(seed), _) => Self::One(seed),
-            (None, Some(seconds)) => Self::Lasting(Duration::from_secs(seconds)),
-            (None, None) => Self::First(count.unwrap_or(default_count)),
+    fn choose(wish: Wish, usual_count: u64) -> Self {
+        match wish {
+            Wish { seed: Some(seed), .. } => Self::One(seed),
+            Wish { seconds: Some(seconds), .. } => Self::Lasting(Duration::from_secs(seconds)),
+            Wish { seeds: Some(count), .. } => Self::First(count),
+            Wish { is_full: true, .. } => Self::Full(usual_count),
+            _ => Self::Usual(usual_count),
         }
     }
 
     /// Runs the scenario of each seed. Where one panics, prints how to repeat it: `test` is the
-    /// command that runs this test, without the seed.
-    pub fn run(self, test: &str, mut scenario: impl FnMut(u64)) {
+    /// command that runs this test, without the seed. Returns how many seeds there were: what many seeds show together, a
+    /// few need not.
+    pub fn run(self, test: &str, mut scenario: impl FnMut(u64)) -> u64 {
         let mut scenario = |seed| {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scenario(seed))) {
                 eprintln!("seed {seed} failed; to repeat it: TOMBOLO_SEED={seed} {test}");
@@ -59,27 +93,44 @@ impl Seeds {
             }
         };
         match self {
-            Self::One(seed) => scenario(seed),
-            Self::First(count) => {
-                (1..=count).for_each(scenario);
-                println!("{count} seeds, from 1 on");
+            Self::One(seed) => {
+                scenario(seed);
+                1
             }
-            Self::Lasting(time) => {
-                let since = Instant::now();
-                // More seeds than a second can have lie between the first ones of two runs.
-                let first = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs()) << 20;
-                let mut count = 0;
-                while since.elapsed() < time {
-                    scenario(first + count);
-                    count += 1;
-                    if count.is_multiple_of(1000) {
-                        println!("{count} seeds");
-                    }
-                }
-                println!("{count} seeds, from {first} on");
+            Self::First(count) => run_first(count, count, Duration::ZERO, &mut scenario),
+            Self::Usual(count) => run_first(count, count.div_ceil(10), USUAL_TIME, &mut scenario),
+            Self::Lasting(time) => run_new(time, &mut scenario),
+            Self::Full(count) => {
+                run_first(count, count, Duration::ZERO, &mut scenario) + run_new(FULL_TIME, &mut scenario)
             }
         }
     }
+}
+
+/// Seeds from 1 on: `least` of them, and up to `most` while there is time.
+fn run_first(most: u64, least: u64, time: Duration, scenario: &mut impl FnMut(u64)) -> u64 {
+    let since = Instant::now();
+    let seeds = (1..=most).take_while(|seed| *seed <= least || since.elapsed() < time);
+    let count = seeds.map(scenario).count() as u64;
+    println!("{count} seeds, from 1 on");
+    count
+}
+
+/// Seeds that no run has had before.
+fn run_new(time: Duration, scenario: &mut impl FnMut(u64)) -> u64 {
+    let since = Instant::now();
+    // More seeds than a second can have lie between the first ones of two runs.
+    let first = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs()) << 20;
+    let mut count = 0;
+    while since.elapsed() < time {
+        scenario(first + count);
+        count += 1;
+        if count.is_multiple_of(1000) {
+            println!("{count} seeds");
+        }
+    }
+    println!("{count} seeds, from {first} on");
+    count
 }
 
 #[cfg(test)]
@@ -88,10 +139,24 @@ mod tests {
 
     #[test]
     fn the_most_exact_wish_counts() {
-        assert_eq!(Seeds::choose(Some(3), Some(1), Some(9), 5), Seeds::One(3));
-        assert_eq!(Seeds::choose(None, Some(1), Some(9), 5), Seeds::Lasting(Duration::from_secs(1)));
-        assert_eq!(Seeds::choose(None, None, Some(9), 5), Seeds::First(9));
-        assert_eq!(Seeds::choose(None, None, None, 5), Seeds::First(5));
+        let mut wish = Wish { seed: Some(3), seconds: Some(1), seeds: Some(9), is_full: true };
+        assert_eq!(Seeds::choose(wish, 5), Seeds::One(3));
+        wish.seed = None;
+        assert_eq!(Seeds::choose(wish, 5), Seeds::Lasting(Duration::from_secs(1)));
+        wish.seconds = None;
+        assert_eq!(Seeds::choose(wish, 5), Seeds::First(9));
+        wish.seeds = None;
+        assert_eq!(Seeds::choose(wish, 5), Seeds::Full(5));
+        assert_eq!(Seeds::choose(Wish::default(), 5), Seeds::Usual(5));
+    }
+
+    #[test]
+    fn on_a_slow_machine_a_tenth_of_the_seeds_is_run() {
+        let mut seen = Vec::new();
+        run_first(25, 3, Duration::ZERO, &mut |seed| seen.push(seed));
+        assert_eq!(seen, [1, 2, 3]);
+        run_first(25, 3, Duration::MAX, &mut |seed| seen.push(seed));
+        assert_eq!(seen.len(), 3 + 25);
     }
 
     #[test]

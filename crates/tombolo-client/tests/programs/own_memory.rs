@@ -243,13 +243,16 @@ fn memory_is_reached_as_its_program_could() {
     let target = Target { node: 0, domain: 2 };
     let far = Raw::open(&host, 2);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let range = |permissions: &str| {
-        let line = maps.lines().find(|line| line.split(' ').nth(1) == Some(permissions)).unwrap();
-        let (start, _) = line.split(' ').next().unwrap().split_once('-').unwrap();
-        u64::from_str_radix(start, 16).unwrap()
+    let range = |permissions: &str, is_right: &dyn Fn(u64) -> bool| {
+        let mut ranges =
+            maps.lines().filter(|line| line.split(' ').nth(1) == Some(permissions)).map(|line| {
+                let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+                [start, end].map(|word| u64::from_str_radix(word, 16).unwrap())
+            });
+        ranges.find(|[start, end]| is_right(end - start)).unwrap()[0]
     };
-    // Of the program itself, and guard pages.
-    let (constant, forbidden) = (range("r--p"), range("---p"));
+    // Of the program itself, and a thread's guard page. (What is larger may be room that the allocator grows into.)
+    let (constant, forbidden) = (range("r--p", &|_| true), range("---p", &|bytes| bytes == 4096));
     for address in [constant, forbidden] {
         assert_eq!(far.register(address, 4096), Reply::Done);
     }

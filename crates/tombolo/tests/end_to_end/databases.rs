@@ -127,8 +127,8 @@ pub fn fill_and_dump(from: &str, options: &[&str], started: impl FnOnce(u32)) ->
     let socket = scratch.file("socket");
     let program =
         Program::new(&server(&scratch)).remote(sized("512M", "1500M")).outage("6s").options(options);
-    let keys: u64 = sized(80, 300) * 1024 * 1024 / VALUE_BYTES as u64;
-    let process = program.start_from(from, sized("20M", "75M"));
+    let keys: u64 = sized(48, 300) * 1024 * 1024 / VALUE_BYTES as u64;
+    let process = program.start_from(from, sized("12M", "75M"));
     started(process.pid());
     let mut redis = Resp::connect(&socket, PATIENCE);
     set(&mut redis, 0..keys, 0);

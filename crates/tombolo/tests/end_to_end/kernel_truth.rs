@@ -14,7 +14,7 @@ use tombolo_random::Seeds;
 
 use crate::common::{
     Lender, Link, Outcome, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs,
-    once_more_if_exceeded, path_of, send,
+    once_more_if_exceeded, path_of, send, sized,
 };
 
 fn far(link: Link, name: &str, local: &str, more: &[&str]) -> Outcome {
@@ -159,7 +159,7 @@ fn programs_in_other_namespaces_run_as_they_would() {
 fn what_is_moved_out_while_it_is_looked_at_is_right() {
     needs!("cc");
     let lender = Lender::start(Link::Shm, "512M");
-    let words = [compiled("cooling", &[]), "24".into(), "3".into(), "300000".into()];
+    let words = [compiled("cooling", &[]), "24".into(), "3".into(), sized("60000", "300000").into()];
     let outcome = Program::new(&words).run_on(&[&lender], "4M");
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     assert!(outcome.counter("clean_drops") > 1000, "{:#}", outcome.report());

@@ -16,6 +16,7 @@ mod crowds;
 mod databases;
 mod demonstration;
 mod failures;
+mod guide;
 mod kernel_truth;
 mod limits;
 mod memory_calls;

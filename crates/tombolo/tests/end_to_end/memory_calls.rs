@@ -1,7 +1,7 @@
 //! What programs do with memory, by programs written for it: they check every
 //! word themselves, and run plainly first.
 
-use crate::common::{Lender, Link, Outcome, Program, compiled, full, needs, sized};
+use crate::common::{Lender, Link, Outcome, Program, compiled, needs, sized};
 
 /// Runs a test program that uses `megabytes`, with a quarter of that local.
 fn far(name: &str, link: Link, lenders: usize, megabytes: u32, more: &[&str]) -> Outcome {
@@ -27,7 +27,7 @@ fn every_mapping_far(name: &str, spaces: u64, link: Link) {
 
 /// Memory of a test program, in MiB.
 fn ordinary() -> u32 {
-    sized(64, 512)
+    sized(32, 512)
 }
 
 #[test]
@@ -196,11 +196,7 @@ fn the_heap_keeps_contents_shm() {
 #[test]
 fn the_heap_keeps_contents_udp() {
     needs!("cc");
-    if full() {
-        far("heap", Link::Udp, 1, ordinary(), &[]);
-    } else {
-        far("heap", Link::Udp, 1, 32, &[]);
-    }
+    far("heap", Link::Udp, 1, ordinary(), &[]);
 }
 
 #[test]

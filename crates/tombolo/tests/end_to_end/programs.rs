@@ -22,13 +22,13 @@ fn sort(link: Link, lenders: usize) {
     let scratch = Scratch::new("sort");
     let input = scratch.file("input");
     // GNU sort needs about twice its input, less the overhead of short lines.
-    let count = sized(250_000, 3_000_000);
+    let count = sized(110_000, 3_000_000);
     fs::write(&input, lines(count)).unwrap();
     let lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "2G")).collect();
     let lenders: Vec<_> = lenders.iter().collect();
     let buffer = sized("--buffer-size=400M", "--buffer-size=3G");
     let words = [&path_of("sort"), buffer, "--parallel=2", &input];
-    let local = sized("16M", "128M");
+    let local = sized("6M", "128M");
     let outcome = Program::new(&words).remote(sized("256M", "1500M")).same_on(&lenders, local);
     assert_eq!(outcome.stdout.iter().filter(|&&byte| byte == b'\n').count() as u64, count);
 }
@@ -68,9 +68,9 @@ fn python(link: Link, lenders: usize) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/dictionary.py");
     let lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "2G")).collect();
     let lenders: Vec<_> = lenders.iter().collect();
-    let count = sized("200000", "1500000");
+    let count = sized("100000", "1500000");
     let words = [&path_of("python3"), script, count];
-    Program::new(&words).remote(sized("256M", "1500M")).same_on(&lenders, sized("20M", "150M"));
+    Program::new(&words).remote(sized("256M", "1500M")).same_on(&lenders, sized("10M", "150M"));
 }
 
 #[test]
@@ -121,12 +121,12 @@ fn stress_ng_verifies_its_memory() {
     needs!("stress-ng");
     let lender = Lender::start(Link::Shm, "2G");
     let scratch = Scratch::new("stress");
-    let words = stress_ng(sized("64M", "512M"), sized("200000", "2000000"), &scratch);
+    let words = stress_ng(sized("32M", "512M"), sized("30000", "2000000"), &scratch);
     let program = Program::new(&words)
         .remote(sized("256M", "1500M"))
         .patience(std::time::Duration::from_secs(sized(240, 1800)));
     let outcome = once_more_if_exceeded(|| {
-        let outcome = program.run_on(&[&lender], sized("16M", "128M"));
+        let outcome = program.run_on(&[&lender], sized("8M", "128M"));
         let text = format!("{}{}", outcome.text(), outcome.stderr);
         assert_eq!(outcome.code(), 0, "{text}");
         assert!(!text.contains("fail:"), "{text}");

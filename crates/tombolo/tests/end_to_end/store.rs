@@ -10,7 +10,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tombolo_random::Random;
 
-use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, compiled, full, needs, tombolo};
+use crate::common::{
+    Lender, Link, PATIENCE, Program, Running, Scratch, compiled, full, needs, sized, tombolo,
+};
 use crate::paths::relay::Relay;
 use crate::survivors::count_lives;
 
@@ -352,7 +354,8 @@ fn scrape(said: &str) -> String {
 #[test]
 fn nothing_is_lost_while_lenders_come_and_go() {
     needs!("cc");
-    let seconds = std::env::var("TOMBOLO_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(25);
+    let seconds =
+        std::env::var("TOMBOLO_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(sized(10, 300));
     let programs = if seconds > 60 { 4 } else { 2 };
     let mut random = Random::for_test(1);
     let mut lenders = [(); 3].map(|()| Lender::start(Link::Udp, "1G"));

@@ -192,26 +192,26 @@ fn gnu_sort_survives_its_lenders() {
         let input = scratch.file("input");
         // Each line is a fault or two, which over shared memory take a few microseconds: it must last long enough for
         // something to happen.
-        let count = if matches!(link, Link::Udp) { 200_000 } else { 400_000 };
+        let (count, local) = if matches!(link, Link::Udp) { (80_000, "8M") } else { (250_000, "12M") };
         std::fs::write(&input, programs::lines(sized(count, 3_000_000))).unwrap();
         let sort = Program::new(&[&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input]);
-        survives_on("sort", &sort, "16M", true, (link, options));
+        survives_on("sort", &sort, sized(local, "16M"), true, (link, options));
     }
 }
 
 #[test]
 fn sqlite_survives_its_lenders() {
     needs!("sqlite3");
-    let script = databases::script(sized(50_000, 1_000_000));
+    let script = databases::script(sized(25_000, 1_000_000));
     let sqlite = Program::new(&[&path_of("sqlite3"), "-batch", ":memory:"]).input(script);
-    survives("sqlite", &sqlite, "16M", true);
+    survives("sqlite", &sqlite, "8M", true);
 }
 
 #[test]
 fn stress_ng_survives_its_lenders() {
     needs!("stress-ng");
     let scratch = Scratch::new("stress");
-    let stress = Program::new(&programs::stress_ng("48M", sized("60000", "2000000"), &scratch));
+    let stress = Program::new(&programs::stress_ng("48M", sized("10000", "2000000"), &scratch));
     survives("stress-ng", &stress, "16M", false);
 }
 

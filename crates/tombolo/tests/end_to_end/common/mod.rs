@@ -20,6 +20,17 @@ pub use scratch::{Scratch, compiled};
 /// The binary under test.
 pub const TOMBOLO: &str = env!("CARGO_BIN_EXE_tombolo");
 
+/// The product as it is handed to users, which `cargo xtask test` has built; says so where there is none.
+pub fn product() -> Option<String> {
+    let binary = std::env::var("TOMBOLO_RELEASE_BINARY");
+    if binary.is_err() {
+        left_out(
+            "TOMBOLO_RELEASE_BINARY names no `tombolo` that was built with --release (`cargo xtask test` does)",
+        );
+    }
+    binary.ok()
+}
+
 /// No test waits longer than this for a process, however slow the machine.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -309,9 +320,7 @@ impl Program {
 }
 
 /// Whether the full sizes are wanted.
-pub fn full() -> bool {
-    std::env::var_os("TOMBOLO_FULL").is_some_and(|value| value == "1")
-}
+pub use tombolo_random::is_full as full;
 
 /// `small` in ordinary tests, `large` in full ones.
 pub fn sized<T>(small: T, large: T) -> T {

@@ -1,10 +1,9 @@
 //! Scratch directories and compiled test programs.
 
-use std::collections::BTreeMap;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A directory of one test, removed with everything in it.
@@ -39,25 +38,38 @@ impl Drop for Scratch {
     }
 }
 
-/// `tests/programs/NAME.c`, compiled once per test run with these extra flags.
+/// `tests/programs/NAME.c`, compiled with these extra flags, unless some test has done that since a program was changed.
 pub fn compiled(name: &str, flags: &[&str]) -> String {
-    static DONE: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
-    let key = format!("{name}{}", flags.concat()).replace('/', "-");
-    let mut done = DONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(path) = done.get(&key) {
-        return path.display().to_string();
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    let version = version_of(&programs, flags);
+    let key = format!("{name}-{version:016x}");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&key);
+    if !target.exists() {
+        // Other tests, each a process, may compile the same: the last one's stays, and those that run keep theirs.
+        let own = target.with_file_name(format!("{key}.{}", std::process::id()));
+        let mut command = Command::new("cc");
+        command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&own);
+        let output = command.arg(programs.join(format!("{name}.c"))).args(flags).output();
+        let output = output.expect("the C compiler starts");
+        assert!(output.status.success(), "{name}.c: {}", String::from_utf8_lossy(&output.stderr));
+        fs::rename(&own, &target).expect("a name for the program");
     }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(format!("{name}.c"));
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{key}-{}", std::process::id()));
-    let output = Command::new("cc")
-        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
-        .arg(&target)
-        .arg(&source)
-        .args(flags)
-        .output()
-        .expect("the C compiler starts");
-    assert!(output.status.success(), "{name}.c: {}", String::from_utf8_lossy(&output.stderr));
-    let text = target.display().to_string();
-    done.insert(key, target);
-    text
+    target.display().to_string()
+}
+
+/// A number that changes when the flags do, or a file in a directory from which a program may include parts.
+fn version_of(programs: &Path, flags: &[&str]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    flags.hash(&mut hasher);
+    let included = flags.iter().filter_map(|flag| flag.strip_prefix("-I")).map(Path::new);
+    for directory in [programs].into_iter().chain(included) {
+        let entries = fs::read_dir(directory).expect("a directory of programs").flatten();
+        let mut paths: Vec<PathBuf> =
+            entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+        paths.sort();
+        for path in paths {
+            fs::read(&path).expect("a program").hash(&mut hasher);
+        }
+    }
+    hasher.finish()
 }

@@ -67,11 +67,11 @@ fn race(room: &Room, segments: [&str; 4]) -> Vec<(f64, f64)> {
     before.iter().zip(&after).map(|(before, after)| (after.0 - before.0, after.1 - before.1)).collect()
 }
 
-/// Races until the shares are right, three times at most: while this machine stands still for a moment, a port has nothing
+/// Races until the shares are right, five times at most: while this machine stands still for a moment, a port has nothing
 /// to send, and the others have its share, rightly. A scheduler that is not fair is so each time.
 fn shares_come_right(mut race: impl FnMut() -> Vec<f64>, are_right: impl Fn(&[f64]) -> bool) {
     let mut found = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..5 {
         found.push(race());
         if found.last().is_some_and(|shares| are_right(shares)) {
             return;

@@ -1,0 +1,265 @@
+//! `cargo xtask test`: all tests of the workspace, with the programs they need.
+//!
+//! Everything is built once, in the profile `dev`, which is nearly as fast as the product and has debug assertions and
+//! overflow checks; end-to-end tests run that binary. The product's own (`--release`) is built where a test is about it.
+//! cargo-nextest runs each test in a process of its own; `.config/nextest.toml` says what may not run side by side.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::command::{cargo, root, run};
+use crate::{bench, guest, packages, tools};
+
+mod results;
+mod stages;
+
+use results::Results;
+use stages::Stages;
+
+/// Programs and libraries that the tests run, and the Debian package of each.
+const NEEDED: [(&str, &str); 30] = [
+    ("sort", "coreutils"),
+    ("cc", "gcc"),
+    ("python3", "python3"),
+    ("setcap", "libcap2-bin"),
+    ("setpriv", "util-linux"),
+    ("redis-server", "redis-server"),
+    ("sqlite3", "sqlite3"),
+    ("stress-ng", "stress-ng"),
+    ("ip", "iproute2"),
+    ("ping", "iputils-ping"),
+    ("iperf3", "iperf3"),
+    ("nginx", "nginx-light"),
+    ("wget", "wget"),
+    ("dnsmasq", "dnsmasq-base"),
+    ("busybox", "busybox"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("ethtool", "ethtool"),
+    ("tcpdump", "tcpdump"),
+    ("tshark", "tshark"),
+    ("memcached", "memcached"),
+    ("xz", "xz-utils"),
+    ("go", "golang-go"),
+    ("java", "default-jre-headless"),
+    ("javac", "default-jdk-headless"),
+    ("node", "nodejs"),
+    ("gdb", "gdb"),
+    ("strace", "strace"),
+    ("libjemalloc.so.2", "libjemalloc2"),
+    ("libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
+    ("libmimalloc.so.2.0", "libmimalloc2.0"),
+];
+
+/// How many of the slowest tests are listed at the end.
+const SLOWEST: usize = 20;
+
+/// What the command line asks for.
+struct Options<'a> {
+    /// Long soaks, many seeds, large programs (`TOMBOLO_FULL=1`).
+    full: bool,
+    /// What would be left out is a failure (`TOMBOLO_REQUIRE_ALL=1`).
+    require_all: bool,
+    /// Only tests whose names contain one of these; none: all tests.
+    names: Vec<&'a str>,
+}
+
+impl<'a> Options<'a> {
+    fn parse(arguments: &'a [String], require_all: bool) -> Result<Self, String> {
+        let mut options = Self { full: tombolo_random::is_full(), require_all, names: Vec::new() };
+        for argument in arguments {
+            match argument.as_str() {
+                "--full" => options.full = true,
+                flag if flag.starts_with('-') => {
+                    return Err(format!(
+                        "cargo xtask test knows no {flag}: there are --full and names of tests"
+                    ));
+                }
+                name => options.names.push(name),
+            }
+        }
+        Ok(options)
+    }
+
+    /// As `.config/nextest.toml` calls it.
+    fn profile(&self) -> &'static str {
+        if self.full { "full" } else { "default" }
+    }
+
+    /// Tells tests what is wanted of them.
+    fn environment(&self, command: &mut Command) {
+        for (variable, is_wanted) in [("TOMBOLO_FULL", self.full), ("TOMBOLO_REQUIRE_ALL", self.require_all)]
+        {
+            if is_wanted {
+                command.env(variable, "1");
+            }
+        }
+    }
+}
+
+/// Tests that run the product as users build it. They come last: it is built while the others run.
+const OF_THE_PRODUCT: &str = "binary(end_to_end) & test(/^(demonstration|guide)::/)";
+
+/// Runs everything, or the tests whose names contain one of `arguments`. With `require_all`, what would be left out is
+/// a failure.
+pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
+    let options = Options::parse(arguments, require_all)?;
+    let mut stages = Stages::default();
+    stages.run("Debian packages", || packages::install_missing(&NEEDED, "some tests will be left out"))?;
+    let nextest = stages.run("cargo-nextest", || tools::find(&tools::NEXTEST))?;
+    let target = target_directory()?;
+    stages.run("a kernel for virtual machines", || {
+        if let Err(reason) = guest::prepare(&target.join("guest")) {
+            eprintln!("there are no virtual machines, so some tests will be left out: {reason}");
+        }
+        Ok(())
+    })?;
+    let runner = Runner { options: &options, nextest: &nextest, target: &target };
+    stages.run("build of the tests", || run(runner.command("run").arg("--no-run")))?;
+    let _ = fs::remove_file(runner.left_out());
+    let needs_product = stages.run("list of the tests", || runner.has(OF_THE_PRODUCT))?;
+
+    let mut failures = Vec::new();
+    let mut tests = Results::default();
+    let product = std::thread::scope(|scope| {
+        let building = needs_product.then(|| scope.spawn(|| bench::build_beside_others("tombolo")));
+        let others = format!("not ({OF_THE_PRODUCT})");
+        tests.add(stages.run("tests", || runner.run(&others, None, &mut failures))?);
+        building.map_or(Ok(None), |building| {
+            stages.run("rest of the product's build", || {
+                // A defect of the build: the tests' results are said all the same.
+                let built =
+                    building.join().unwrap_or_else(|_| Err("building the product has panicked".into()));
+                Ok(built.map_err(|error| failures.push(error)).ok())
+            })
+        })
+    })?;
+    if let Some(product) = product {
+        let ran =
+            stages.run("tests of the product", || runner.run(OF_THE_PRODUCT, Some(&product), &mut failures));
+        tests.add(ran?);
+    }
+    let mut tally = tests.tally();
+    if options.names.is_empty() {
+        // Examples in the documentation have no names that one would give.
+        tally += stages.run("examples in the documentation", || {
+            let mut command = cargo();
+            command.args(["test", "--workspace", "--doc"]);
+            options.environment(&mut command);
+            results::run_libtest(&mut command, &mut failures)
+        })?;
+    }
+    let unknown = options.names.iter().filter(|name| !tests.have(name));
+    failures.extend(unknown.map(|name| format!("no test's name contains {name}")));
+    print!("{}", tests.slowest(SLOWEST));
+    print!("{stages}");
+    say_left_out(&runner.left_out());
+    println!("{} passed, {} failed in {}", tally.passed, tally.failed, stages::minutes(stages.total()));
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(failures.join("\n")),
+    }
+}
+
+/// Runs cargo-nextest.
+struct Runner<'a> {
+    options: &'a Options<'a>,
+    /// The program.
+    nextest: &'a Path,
+    /// Cargo's target directory.
+    target: &'a Path,
+}
+
+impl Runner<'_> {
+    /// A task of cargo-nextest on the whole workspace.
+    fn command(&self, task: &str) -> Command {
+        let mut command = Command::new(self.nextest);
+        // As if Cargo had called it.
+        command.env("CARGO", cargo().get_program()).current_dir(root());
+        command.args(["nextest", task, "--workspace"]);
+        self.options.environment(&mut command);
+        command
+    }
+
+    /// A file to which tests add what they leave out.
+    fn left_out(&self) -> PathBuf {
+        self.target.join("left-out")
+    }
+
+    /// Whether any test of a filter is asked for.
+    fn has(&self, filter: &str) -> Result<bool, String> {
+        let mut command = self.command("list");
+        command.args(["--message-format", "json", "-E", filter]).args(&self.options.names);
+        let output =
+            command.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo-nextest: {error}"))?;
+        if !output.status.success() {
+            return Err(format!("cargo nextest list: {}", output.status));
+        }
+        let listed: serde_json::Value =
+            serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo nextest list: {error}"))?;
+        let suites = listed["rust-suites"].as_object().into_iter().flatten().map(|(_, suite)| suite);
+        let mut tests = suites.filter_map(|suite| suite["testcases"].as_object()).flatten();
+        Ok(tests.any(|(_, test)| test["filter-match"]["status"] == "matches"))
+    }
+
+    /// Runs the tests of a filter that are asked for. A test that fails is among the results, and a failure of the run.
+    fn run(
+        &self,
+        filter: &str,
+        product: Option<&Path>,
+        failures: &mut Vec<String>,
+    ) -> Result<Results, String> {
+        let profile = self.options.profile();
+        let report = self.target.join("nextest").join(profile).join("junit.xml");
+        let _ = fs::remove_file(&report);
+        let mut command = self.command("run");
+        command.env("TOMBOLO_LEFT_OUT", self.left_out());
+        // Tests of other packages than its own run it.
+        command.env("TOMBOLO_BINARY", self.target.join("debug/tombolo"));
+        if let Some(product) = product {
+            command.env("TOMBOLO_RELEASE_BINARY", product);
+        }
+        // Many tests wait most of the time; `.config/nextest.toml` says which do not.
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        command.args(["--test-threads", &(2 * processors).to_string(), "--profile", profile, "-E", filter]);
+        if !self.options.names.is_empty() {
+            // They may all be in the other part.
+            command.args(["--no-tests", "pass"]).args(&self.options.names);
+        }
+        let ran = run(&mut command);
+        if ran.is_ok() && !report.exists() {
+            return Ok(Results::default());
+        }
+        if let Err(error) = &ran {
+            failures.push(error.clone());
+        }
+        // Where there are none, the failure of the command is why.
+        Results::read(&report).map_err(|error| ran.err().unwrap_or(error))
+    }
+}
+
+/// Where Cargo builds.
+fn target_directory() -> Result<PathBuf, String> {
+    let output =
+        cargo().args(["metadata", "--format-version", "1", "--no-deps"]).stderr(Stdio::inherit()).output();
+    let output = output.map_err(|error| format!("cargo metadata: {error}"))?;
+    let found: serde_json::Value =
+        serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))?;
+    found["target_directory"]
+        .as_str()
+        .map(PathBuf::from)
+        .ok_or_else(|| "cargo metadata names no target".into())
+}
+
+/// Prints which tests were left out, by reason.
+fn say_left_out(file: &Path) {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (test, reason) in text.lines().filter_map(|line| line.split_once('\t')) {
+        reasons.entry(reason).or_default().push(test);
+    }
+    for (reason, tests) in reasons {
+        println!("LEFT OUT, {}: {}", reason, tests.join(", "));
+    }
+}
