@@ -27,7 +27,7 @@ pub fn build(package: &str) -> Result<PathBuf, String> {
     build_with(cargo(), package, &[])
 }
 
-/// The same by one job that goes behind all other processes.
+/// Builds the same with one compiler job at the lowest priority, while tests run.
 pub fn build_beside_others(package: &str) -> Result<PathBuf, String> {
     let mut command = Command::new("nice");
     command.args(["-n", "19"]).arg(cargo().get_program()).current_dir(root());

@@ -10,7 +10,7 @@ use crate::command::root;
 
 /// Lines of a command's output that are shown, half of them from its beginning.
 const MAX_LINES: usize = 36;
-/// The longest pause that is shown: nobody watches a build.
+/// The longest pause that the picture shows; a build takes minutes.
 const MAX_PAUSE: Duration = Duration::from_millis(700);
 /// How long the typing of a command takes.
 const TYPING: Duration = Duration::from_millis(900);
@@ -55,7 +55,7 @@ fn run(command: &str) -> Result<Vec<(Duration, String)>, String> {
     status.success().then_some(lines).ok_or_else(|| format!("{command}: {status}"))
 }
 
-/// A line as it would be in a clone in a home: where this one lies concerns nobody.
+/// Replaces the paths of this clone and of the home directory by `~/tombolo` and `~`.
 fn without_paths(line: &str) -> String {
     let line = line.replace(&root().display().to_string(), "~/tombolo");
     match std::env::var("HOME") {

@@ -35,7 +35,7 @@ pub fn swap(limit_bytes: u64) -> io::Result<LimitedMemory> {
     LimitedMemory::new("tombolo-demo", limit_bytes, ALL_LOCAL_BYTES)
 }
 
-/// So many quarters of the working set, in whole pages.
+/// Bytes in `quarters` quarters of the working set, rounded down to whole pages.
 fn share_of(working_set_bytes: u64, quarters: u64) -> u64 {
     working_set_bytes * quarters / 4 / 4096 * 4096
 }

@@ -15,7 +15,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of so many steps.
+    /// Starts at the first of `steps` steps.
     pub fn new(steps: usize) -> Self {
         let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:20}] {pos}/{len} {msg}") {

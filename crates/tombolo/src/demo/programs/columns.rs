@@ -48,7 +48,7 @@ impl Sales {
         sales
     }
 
-    /// The sum of each shop, of those sales that have at least so many pieces.
+    /// The turnover of each shop, counting only sales of at least `least_pieces` pieces.
     fn sums(&self, least_pieces: u32) -> HashMap<u32, u64> {
         let mut sums = HashMap::new();
         for ((shop, price), pieces) in self.shops.iter().zip(&self.prices).zip(&self.pieces) {

@@ -65,7 +65,7 @@ impl Zipf {
     }
 }
 
-/// The value that a key has after so many changes.
+/// The bytes that version `version` of a key holds.
 fn value(key: u64, version: u64) -> Vec<u8> {
     let words = (0..VALUE_BYTES as u64 / 8).map(|index| mix(key << 32 ^ version << 16 ^ index));
     words.flat_map(u64::to_le_bytes).collect()
