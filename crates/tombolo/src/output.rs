@@ -19,6 +19,28 @@ pub fn line(text: &str) {
     }
 }
 
+/// Prints a text in lines of at most 80 columns, where its words allow that.
+pub fn paragraph(text: &str) {
+    for text in folded(text) {
+        line(&text);
+    }
+}
+
+fn folded(text: &str) -> Vec<String> {
+    const COLUMNS: usize = 80;
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= COLUMNS => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// Prints a value as JSON.
 pub fn json(value: &impl Serialize) -> Result<(), Failure> {
     line(&serde_json::to_string_pretty(value)?);
@@ -63,5 +85,21 @@ pub fn failure(error: &io::Error) -> Failure {
     match error.kind() {
         ErrorKind::BrokenPipe => Failure { text: String::new(), code: 141 },
         _ => Failure::new(format!("cannot write to standard output: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paragraph_keeps_all_words_in_lines_that_fit() {
+        let text = ["word"; 40].join(" ");
+        let lines = folded(&text);
+        assert_eq!(lines.iter().map(String::len).collect::<Vec<_>>(), [79, 79, 39]);
+        assert_eq!(lines.join(" "), text);
+        let long = "x".repeat(100);
+        assert_eq!(folded(&format!("a {long} b")), ["a", &long, "b"]);
+        assert_eq!(folded(""), Vec::<String>::new());
     }
 }

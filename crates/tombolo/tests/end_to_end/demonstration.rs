@@ -107,8 +107,8 @@ fn an_interrupted_demo_leaves_nothing_behind() {
         let demo = Running::start(command, Vec::new());
         let pid = demo.pid();
         let since = std::time::Instant::now();
-        // The demo itself, its lender, its run and the sort.
-        while members(pid) < 3 {
+        // The demo itself, its lender, a supervisor and the sort.
+        while members(pid) < 4 {
             assert!(since.elapsed() < PATIENCE, "the demo does not get going");
             std::thread::sleep(Duration::from_millis(20));
         }

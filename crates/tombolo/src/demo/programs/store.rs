@@ -4,8 +4,10 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::thread;
 use std::time::Instant;
 
+use rustix::io::Errno;
 use tombolo_random::{Random, mix};
 
 use super::{Ran, Workload, run_own};
@@ -76,6 +78,21 @@ fn request(key: u64, changes: bool) -> [u8; 8] {
     (key << 1 | u64::from(changes)).to_le_bytes()
 }
 
+/// Writes all of it. Where the memory of a cgroup is used up, as under the kernel's swap, a socket has no room now and
+/// then: it has again when something has been swapped out.
+fn send(socket: &mut UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match socket.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => thread::yield_now(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Answers each request with the value that there was, until the client has gone.
 fn serve(mut socket: UnixStream, values: &mut HashMap<u64, (u64, Vec<u8>)>) -> io::Result<()> {
     let mut requests = [0; 8 * BATCH as usize];
@@ -92,7 +109,7 @@ fn serve(mut socket: UnixStream, values: &mut HashMap<u64, (u64, Vec<u8>)>) -> i
                 *stored = value(key, *version);
             }
         }
-        socket.write_all(&answers)?;
+        send(&mut socket, &answers)?;
     }
     Ok(())
 }
@@ -115,7 +132,7 @@ fn ask(mut socket: UnixStream) -> io::Result<u64> {
             expected.push((key, *version));
             *version += u64::from(changes);
         }
-        socket.write_all(&requests)?;
+        send(&mut socket, &requests)?;
         socket.read_exact(&mut answers)?;
         for (answer, (key, version)) in answers.as_chunks::<VALUE_BYTES>().0.iter().zip(expected) {
             if answer[..] != value(key, version)[..] {
@@ -132,7 +149,7 @@ pub fn store() -> Result<u8, Failure> {
     let mut values: HashMap<u64, (u64, Vec<u8>)> = (0..KEYS).map(|key| (key, (0, value(key, 0)))).collect();
     let (near, far) = UnixStream::pair()?;
     let since = Instant::now();
-    let sum = std::thread::scope(|scope| {
+    let sum = thread::scope(|scope| {
         let serving = scope.spawn(|| serve(far, &mut values));
         let sum = ask(near);
         let served = serving.join().unwrap_or_else(|_| Err(io::Error::other("the server has panicked")));

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
 /// A directory of one test, removed with everything in it.
 pub struct Scratch(PathBuf);
 
@@ -45,14 +48,18 @@ pub fn compiled(name: &str, flags: &[&str]) -> String {
     let key = format!("{name}-{version:016x}");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&key);
     if !target.exists() {
-        // Other tests, each a process, may compile the same: the last one's stays, and those that run keep theirs.
+        // Other tests, each a process, may compile the same. The first one's stays: where a program that runs lost its
+        // name, a debugger would not find its symbols.
         let own = target.with_file_name(format!("{key}.{}", std::process::id()));
         let mut command = Command::new("cc");
         command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&own);
         let output = command.arg(programs.join(format!("{name}.c"))).args(flags).output();
         let output = output.expect("the C compiler starts");
         assert!(output.status.success(), "{name}.c: {}", String::from_utf8_lossy(&output.stderr));
-        fs::rename(&own, &target).expect("a name for the program");
+        match renameat_with(CWD, &own, CWD, &target, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => fs::remove_file(&own).expect("a file of our own"),
+            renamed => renamed.expect("a name for the program"),
+        }
     }
     target.display().to_string()
 }
