@@ -2,13 +2,13 @@
 //! the page in `bench/` that shows it. Each bench writes a part of the page.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
 use tombolo_app::child::{self, STOP, interrupted};
 use tombolo_app::median;
 
-use crate::command::{cargo, root};
+use crate::command::cargo;
 
 mod faults;
 mod net;
@@ -24,19 +24,8 @@ usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|sort|redis
 
 /// Builds the release binary of a package, which has the same name; where it is.
 pub fn build(package: &str) -> Result<PathBuf, String> {
-    build_with(cargo(), package, &[])
-}
-
-/// Builds the same with one compiler job at the lowest priority, while tests run.
-pub fn build_beside_others(package: &str) -> Result<PathBuf, String> {
-    let mut command = Command::new("nice");
-    command.args(["-n", "19"]).arg(cargo().get_program()).current_dir(root());
-    build_with(command, package, &["--jobs", "1"])
-}
-
-fn build_with(mut command: Command, package: &str, more: &[&str]) -> Result<PathBuf, String> {
+    let mut command = cargo();
     command.args(["build", "--release", "--package", package, "--message-format", "json-render-diagnostics"]);
-    command.args(more);
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo: {error}"))?;
     if !output.status.success() {
         return Err(format!("{package} does not build"));

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tombolo_host::cgroup::{MemoryGroup, Relief, Relieved};
 use tombolo_host::zram::ZramSwap;
@@ -17,9 +18,9 @@ pub struct LimitedMemory {
 
 impl LimitedMemory {
     /// Sets both up: a cgroup of this name that may use `limit_bytes`, and swap for `swap_bytes` before
-    /// compression.
-    pub fn new(name: &str, limit_bytes: u64, swap_bytes: u64) -> io::Result<Self> {
-        let zram = ZramSwap::new(swap_bytes)?;
+    /// compression. Waits so long for the end of another process's swap on zram.
+    pub fn new(name: &str, limit_bytes: u64, swap_bytes: u64, patience: Duration) -> io::Result<Self> {
+        let zram = ZramSwap::new(swap_bytes, patience)?;
         let group = MemoryGroup::new(&format!("{name}-{}", std::process::id()))?;
         group.limit(limit_bytes)?;
         let relief = Relief::start(&group, limit_bytes)?;

@@ -411,7 +411,7 @@ impl World {
 #[test]
 fn every_node_that_is_wanted_is_a_lender_in_its_present_life() {
     let (mut actions, mut lives) = (0, 0);
-    Seeds::from_environment(400).run("cargo test --release -p tombolo-core --test roster", |seed| {
+    Seeds::from_environment(400).run("cargo test -p tombolo-core --test roster", |seed| {
         let world = World::new(seed, Planted::Nothing).run();
         actions += world.actions;
         lives += world.lenders.len();

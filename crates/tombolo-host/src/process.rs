@@ -590,10 +590,27 @@ fn handle(signals: &[libc::c_int], handler: extern "C" fn(libc::c_int)) {
     }
 }
 
-/// From now on SIGINT and SIGTERM set this flag instead of ending the process.
+/// From now on SIGINT, SIGTERM, and SIGHUP where it is not ignored (`nohup`), set this flag instead of ending the process.
 pub fn stop_on_signals(flag: &'static AtomicBool) {
     STOP_FLAG.store(std::ptr::from_ref(flag).cast_mut(), Ordering::Release);
     handle(&[libc::SIGINT, libc::SIGTERM], note_stop);
+    // SAFETY: an all-zero sigaction is valid; only what is set is read.
+    let is_ignored = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGHUP, std::ptr::null(), &raw mut action);
+        action.sa_sigaction == libc::SIG_IGN
+    };
+    if !is_ignored {
+        handle(&[libc::SIGHUP], note_stop);
+    }
+}
+
+/// The process that this command starts is killed when the thread that starts it ends, however that ends.
+pub fn end_with_this_thread(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    let ask = || Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?);
+    // SAFETY: the closure makes one system call, and nothing else.
+    unsafe { command.pre_exec(ask) };
 }
 
 /// Signals that are read from a descriptor, and no longer end the process.
@@ -725,8 +742,9 @@ mod tests {
         let other = find_mapping(own, base..page(5), |one| !one.is_private_anonymous).unwrap();
         assert_eq!(other, Some(expected[1]));
         if let Err(error) = is_within_mapping(own, base) {
-            eprintln!("LEFT OUT: where a mapping ends, this kernel does not say ({error})");
-            return;
+            return crate::testing::left_out(&format!(
+                "where a mapping ends, this kernel does not say ({error})"
+            ));
         }
         let within = (0..6).filter(|index| is_within_mapping(own, page(*index)).unwrap());
         assert_eq!(within.collect::<Vec<_>>(), [1]);

@@ -5,11 +5,10 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::timing::host::{
     ZRAM_DEVICE_INTERVAL, ZRAM_DEVICE_TIMEOUT, ZRAM_END_INTERVAL, ZRAM_END_TIMEOUT, ZRAM_TURN_INTERVAL,
-    ZRAM_TURN_TIMEOUT,
 };
 
 const PAGE_BYTES: u64 = 4096;
@@ -21,7 +20,7 @@ const SWAP_FLAG_PREFER: i32 = 0x8000;
 #[derive(Debug)]
 pub struct ZramSwap {
     /// Locked until this is dropped.
-    _turn: fs::File,
+    turn: fs::File,
     device: PathBuf,
     system: PathBuf,
     number: u32,
@@ -35,18 +34,46 @@ fn told(what: &str, error: io::Error) -> io::Error {
 }
 
 /// Waits until no other process has such a swap space.
-fn take_turn() -> io::Result<fs::File> {
-    let file = fs::OpenOptions::new().create(true).append(true).open("/run/lock/tombolo-zram")?;
+fn take_turn(patience: Duration) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    let file = options.create(true).truncate(false).read(true).write(true).open("/run/lock/tombolo-zram")?;
     let since = Instant::now();
     loop {
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) if since.elapsed() < ZRAM_TURN_TIMEOUT => {
+            Err(rustix::io::Errno::WOULDBLOCK) if since.elapsed() < patience => {
                 std::thread::sleep(ZRAM_TURN_INTERVAL);
             }
             Err(error) => return Err(told("another comparison swaps on zram", error.into())),
         }
     }
+}
+
+/// Takes away what a process left behind that was killed while it had its turn: the file has the number of its device, and
+/// whether that was made for it.
+fn sweep(turn: &fs::File) -> io::Result<()> {
+    let text = io::read_to_string(turn)?;
+    let words: Vec<&str> = text.split_whitespace().collect();
+    if let [number, added] = words[..]
+        && let Ok(number) = number.parse::<u32>()
+    {
+        let device = format!("/dev/zram{number}");
+        let swaps = fs::read_to_string("/proc/swaps")?;
+        let is_ours = |line: &str| line.starts_with(&device) && line.ends_with(&format!("\t{PRIORITY}"));
+        if swaps.lines().any(is_ours) {
+            let system = PathBuf::from(format!("/sys/block/zram{number}"));
+            let added = added == "added";
+            drop(ZramSwap {
+                turn: turn.try_clone()?,
+                device: device.into(),
+                system,
+                number,
+                added,
+                on: true,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A fresh device, or else one that nobody uses.
@@ -76,17 +103,21 @@ fn header(bytes: u64) -> [u8; PAGE_BYTES as usize] {
 }
 
 impl ZramSwap {
-    /// Swap space of this many bytes (before compression), preferred to all other swap. Needs root.
-    pub fn new(bytes: u64) -> io::Result<Self> {
+    /// Swap space of this many bytes (before compression), preferred to all other swap. Needs root. Where another process
+    /// has such a swap space, waits so long for its end.
+    pub fn new(bytes: u64, patience: Duration) -> io::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "swap on zram needs root"));
         }
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(16 * PAGE_BYTES);
-        let turn = take_turn().map_err(|error| told("cannot lock /run/lock/tombolo-zram", error))?;
+        let turn = take_turn(patience).map_err(|error| told("cannot lock /run/lock/tombolo-zram", error))?;
+        sweep(&turn)?;
         let (number, added) = find_device()?;
         let system = PathBuf::from(format!("/sys/block/zram{number}"));
         let device = format!("/dev/zram{number}").into();
-        let mut swap = Self { _turn: turn, device, system, number, added, on: false };
+        let mut swap = Self { turn, device, system, number, added, on: false };
+        let note = format!("{number} {}", if added { "added" } else { "found" });
+        swap.note(&note)?;
         fs::write(swap.system.join("disksize"), bytes.to_string())
             .map_err(|error| told("cannot size zram", error))?;
         swap.wait_for_device()?;
@@ -112,6 +143,12 @@ impl ZramSwap {
         let text = fs::read_to_string(self.system.join("comp_algorithm")).unwrap_or_default();
         let chosen = text.split_whitespace().find_map(|name| name.strip_prefix('[')?.strip_suffix(']'));
         chosen.unwrap_or("unknown").to_owned()
+    }
+
+    /// Says in the file of the lock what is to be taken away where this process is killed.
+    fn note(&self, text: &str) -> io::Result<()> {
+        self.turn.set_len(0)?;
+        self.turn.write_all_at(text.as_bytes(), 0)
     }
 
     fn wait_for_device(&self) -> io::Result<()> {
@@ -155,9 +192,14 @@ impl Drop for ZramSwap {
         while fs::write(self.system.join("reset"), "1").is_err() && since.elapsed() < ZRAM_DEVICE_TIMEOUT {
             std::thread::sleep(ZRAM_DEVICE_INTERVAL);
         }
-        if self.added {
-            let _ = fs::write("/sys/class/zram-control/hot_remove", self.number.to_string());
+        let since = Instant::now();
+        while self.added
+            && fs::write("/sys/class/zram-control/hot_remove", self.number.to_string()).is_err()
+            && since.elapsed() < ZRAM_DEVICE_TIMEOUT
+        {
+            std::thread::sleep(ZRAM_DEVICE_INTERVAL);
         }
+        let _ = self.note("");
     }
 }
 

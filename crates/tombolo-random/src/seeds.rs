@@ -1,5 +1,6 @@
 //! Tests that draw a scenario from each of many seeds.
 
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -10,7 +11,8 @@ use std::time::{Duration, Instant, SystemTime};
 /// - `TOMBOLO_SEEDS=n`: the first n seeds.
 /// - `TOMBOLO_FULL=1`: the test's own number of seeds, and new ones for [`FULL_TIME`].
 ///
-/// Otherwise the test's own number of seeds, from 1 on, as far as [`USUAL_TIME`] goes, and a tenth of them in any case.
+/// Otherwise the test's own number of seeds, from 1 on, as far as [`USUAL_TIME`] goes, and a tenth of them, and ten, in any
+/// case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seeds {
     /// One, to repeat a failure.
@@ -98,13 +100,34 @@ impl Seeds {
                 1
             }
             Self::First(count) => run_first(count, count, Duration::ZERO, &mut scenario),
-            Self::Usual(count) => run_first(count, count.div_ceil(10), USUAL_TIME, &mut scenario),
+            Self::Usual(count) => {
+                let ran = run_first(count, least_of(count), USUAL_TIME, &mut scenario);
+                if ran < count {
+                    note(&format!("{ran} of {count}"));
+                }
+                ran
+            }
             Self::Lasting(time) => run_new(time, &mut scenario),
             Self::Full(count) => {
                 run_first(count, count, Duration::ZERO, &mut scenario) + run_new(FULL_TIME, &mut scenario)
             }
         }
     }
+}
+
+/// So many of a test's seeds are run however slow the machine is.
+fn least_of(count: u64) -> u64 {
+    count.div_ceil(10).max(count.min(10))
+}
+
+/// A runner shows nothing of a test that passes: it is said in the file that `TOMBOLO_SEEDS_RUN` names.
+fn note(ran: &str) {
+    let Some(path) = std::env::var_os("TOMBOLO_SEEDS_RUN") else { return };
+    let test = std::env::var("NEXTEST_TEST_NAME").unwrap_or_else(|_| "a test".into());
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+    // One write a line: others append, too.
+    let written = file.and_then(|mut file| file.write_all(format!("{test}\t{ran}\n").as_bytes()));
+    written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
 /// Seeds from 1 on: `least` of them, and up to `most` while there is time.
@@ -157,6 +180,7 @@ mod tests {
         assert_eq!(seen, [1, 2, 3]);
         run_first(25, 3, Duration::MAX, &mut |seed| seen.push(seed));
         assert_eq!(seen.len(), 3 + 25);
+        assert_eq!([1, 4, 10, 25, 300].map(least_of), [1, 4, 10, 10, 30]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! gets all, three quarters, a half and a quarter of the memory that it needs, and what it computes must be the same as
 //! without Tombolo. Where root allows, the kernel's own swap on zram stands beside it.
 
+use std::fs;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
@@ -53,7 +54,7 @@ const LEND_BYTES: u64 = 384 << 20;
 /// Local memory of the run that needs no far memory.
 const ALL_LOCAL_BYTES: u64 = 512 << 20;
 
-/// SIGINT or SIGTERM has come.
+/// SIGINT, SIGTERM or SIGHUP has come.
 static STOP: AtomicBool = AtomicBool::new(false);
 
 /// Everything the demo found out.
@@ -100,7 +101,11 @@ fn demonstrate(link: Link, programs: &[Program], are_named: bool) -> Result<Find
     let has_swap = swap.map_err(|reason| left_out.push(format!("kernel swap on zram: {reason}"))).is_ok();
     let progress = Progress::new(workloads.len() * compare::steps(has_swap));
     let (lender, address) = start_lender(link, &directory)?;
-    let demo = Demo { directory: &directory, address: &address, has_swap, progress: &progress };
+    let binary = directory.file("tombolo");
+    fs::copy(std::env::current_exe()?, &binary)
+        .map_err(|error| Failure::new(format!("{}: {error}", binary.display())))?;
+    let demo =
+        Demo { directory: &directory, binary: &binary, address: &address, has_swap, progress: &progress };
     let compared =
         workloads.iter().map(|workload| demo.compare(&**workload)).collect::<Result<Vec<_>, _>>()?;
     drop(lender);

@@ -232,7 +232,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
 }
 
 /// Says in one line what cannot be served, before anything is started.
-fn check_program(program: &OsStr) -> Result<(), Failure> {
+pub(crate) fn check_program(program: &OsStr) -> Result<(), Failure> {
     let name = program.to_string_lossy();
     let failed = |code, text: String| Err(Failure { text, code });
     let Some(path) = find(program) else {
@@ -249,11 +249,18 @@ fn check_program(program: &OsStr) -> Result<(), Failure> {
             return failed(126, format!("{}: is not executable: permission denied", path.display()));
         }
         let Ok(file) = fs::File::open(&path) else { return Ok(()) };
-        if metadata.mode() & 0o6000 != 0 && !rustix::process::geteuid().is_root() {
+        let has_capabilities = rustix::fs::getxattr(&path, "security.capability", &mut [0u8; 64]).is_ok();
+        let kind = match (metadata.mode() & 0o6000 != 0, has_capabilities) {
+            _ if rustix::process::geteuid().is_root() => None,
+            (true, _) => Some("set-user-id programs"),
+            (_, true) => Some("programs whose files have capabilities"),
+            _ => None,
+        };
+        if let Some(kind) = kind {
             return failed(
                 126,
                 format!(
-                    "{}: the kernel ignores preloaded libraries for set-user-id programs, so its memory cannot be served",
+                    "{}: the kernel ignores preloaded libraries for {kind}, so its memory cannot be served",
                     path.display()
                 ),
             );

@@ -1,7 +1,8 @@
 //! `cargo xtask test`: all tests of the workspace, with the programs they need.
 //!
 //! Everything is built once, in the profile `dev`, which is nearly as fast as the product and has debug assertions and
-//! overflow checks; end-to-end tests run that binary. The product's own (`--release`) is built where a test is about it.
+//! overflow checks; end-to-end tests run that binary. The product's own (`--release`) is built beside it where a test is
+//! about it.
 //! cargo-nextest runs each test in a process of its own; `.config/nextest.toml` says what may not run side by side.
 
 use std::collections::BTreeMap;
@@ -84,7 +85,8 @@ impl<'a> Options<'a> {
 
     /// As `.config/nextest.toml` calls it.
     fn profile(&self) -> &'static str {
-        if self.full { "full" } else { "default" }
+        // Soaks are given their time.
+        if self.full || std::env::var_os("TOMBOLO_SECONDS").is_some() { "full" } else { "default" }
     }
 
     /// Tells tests what is wanted of them.
@@ -98,7 +100,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Tests that run the product as users build it. They come last: it is built while the others run.
+/// Tests that run the product as users build it.
 const OF_THE_PRODUCT: &str = "binary(end_to_end) & test(/^(demonstration|guide)::/)";
 
 /// Runs everything, or the tests whose names contain one of `arguments`. With `require_all`, what would be left out is
@@ -116,30 +118,29 @@ pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
         Ok(())
     })?;
     let runner = Runner { options: &options, nextest: &nextest, target: &target };
-    stages.run("build of the tests", || run(runner.command("run").arg("--no-run")))?;
-    let _ = fs::remove_file(runner.left_out());
-    let needs_product = stages.run("list of the tests", || runner.has(OF_THE_PRODUCT))?;
+    let build_tests = || run(runner.command("run").arg("--no-run"));
+    let product = if options.names.is_empty() {
+        // Side by side: the product's last step keeps one processor busy for minutes.
+        Some(stages.run("build of tests and product", || {
+            std::thread::scope(|scope| {
+                let product = scope.spawn(|| bench::build("tombolo"));
+                build_tests()?;
+                product.join().unwrap_or_else(|_| Err("building the product has panicked".into()))
+            })
+        })?)
+    } else {
+        stages.run("build of the tests", build_tests)?;
+        match runner.has(OF_THE_PRODUCT)? {
+            true => Some(stages.run("build of the product", || bench::build("tombolo"))?),
+            false => None,
+        }
+    };
+    for notes in [runner.left_out(), runner.seeds()] {
+        let _ = fs::remove_file(notes);
+    }
 
     let mut failures = Vec::new();
-    let mut tests = Results::default();
-    let product = std::thread::scope(|scope| {
-        let building = needs_product.then(|| scope.spawn(|| bench::build_beside_others("tombolo")));
-        let others = format!("not ({OF_THE_PRODUCT})");
-        tests.add(stages.run("tests", || runner.run(&others, None, &mut failures))?);
-        building.map_or(Ok(None), |building| {
-            stages.run("rest of the product's build", || {
-                // A defect of the build: the tests' results are said all the same.
-                let built =
-                    building.join().unwrap_or_else(|_| Err("building the product has panicked".into()));
-                Ok(built.map_err(|error| failures.push(error)).ok())
-            })
-        })
-    })?;
-    if let Some(product) = product {
-        let ran =
-            stages.run("tests of the product", || runner.run(OF_THE_PRODUCT, Some(&product), &mut failures));
-        tests.add(ran?);
-    }
+    let tests = stages.run("tests", || Ok(runner.run(product.as_deref(), &mut failures)))?;
     let mut tally = tests.tally();
     if options.names.is_empty() {
         // Examples in the documentation have no names that one would give.
@@ -154,6 +155,7 @@ pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
     failures.extend(unknown.map(|name| format!("no test's name contains {name}")));
     print!("{}", tests.slowest(SLOWEST));
     print!("{stages}");
+    say_seeds(&runner.seeds());
     say_left_out(&runner.left_out());
     println!("{} passed, {} failed in {}", tally.passed, tally.failed, stages::minutes(stages.total()));
     match failures.is_empty() {
@@ -187,6 +189,11 @@ impl Runner<'_> {
         self.target.join("left-out")
     }
 
+    /// A file to which tests add how many of their seeds they have run, where those were not all.
+    fn seeds(&self) -> PathBuf {
+        self.target.join("seeds-run")
+    }
+
     /// Whether any test of a filter is asked for.
     fn has(&self, filter: &str) -> Result<bool, String> {
         let mut command = self.command("list");
@@ -203,18 +210,14 @@ impl Runner<'_> {
         Ok(tests.any(|(_, test)| test["filter-match"]["status"] == "matches"))
     }
 
-    /// Runs the tests of a filter that are asked for. A test that fails is among the results, and a failure of the run.
-    fn run(
-        &self,
-        filter: &str,
-        product: Option<&Path>,
-        failures: &mut Vec<String>,
-    ) -> Result<Results, String> {
+    /// Runs the tests that are asked for. A test that fails is among the results, and a failure of the run.
+    fn run(&self, product: Option<&Path>, failures: &mut Vec<String>) -> Results {
         let profile = self.options.profile();
-        let report = self.target.join("nextest").join(profile).join("junit.xml");
+        // There, wherever Cargo builds.
+        let report = root().join("target/nextest").join(profile).join("junit.xml");
         let _ = fs::remove_file(&report);
         let mut command = self.command("run");
-        command.env("TOMBOLO_LEFT_OUT", self.left_out());
+        command.env("TOMBOLO_LEFT_OUT", self.left_out()).env("TOMBOLO_SEEDS_RUN", self.seeds());
         // Tests of other packages than its own run it.
         command.env("TOMBOLO_BINARY", self.target.join("debug/tombolo"));
         if let Some(product) = product {
@@ -222,20 +225,13 @@ impl Runner<'_> {
         }
         // Many tests wait most of the time; `.config/nextest.toml` says which do not.
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
-        command.args(["--test-threads", &(2 * processors).to_string(), "--profile", profile, "-E", filter]);
-        if !self.options.names.is_empty() {
-            // They may all be in the other part.
-            command.args(["--no-tests", "pass"]).args(&self.options.names);
-        }
-        let ran = run(&mut command);
-        if ran.is_ok() && !report.exists() {
-            return Ok(Results::default());
-        }
-        if let Err(error) = &ran {
-            failures.push(error.clone());
-        }
-        // Where there are none, the failure of the command is why.
-        Results::read(&report).map_err(|error| ran.err().unwrap_or(error))
+        command.args(["--test-threads", &(3 * processors).to_string(), "--profile", profile]);
+        command.args(&self.options.names);
+        failures.extend(run(&mut command).err());
+        Results::read(&report).unwrap_or_else(|error| {
+            failures.push(error);
+            Results::default()
+        })
     }
 }
 
@@ -250,6 +246,19 @@ fn target_directory() -> Result<PathBuf, String> {
         .as_str()
         .map(PathBuf::from)
         .ok_or_else(|| "cargo metadata names no target".into())
+}
+
+/// Prints which tests had no time for all of their seeds.
+fn say_seeds(file: &Path) {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let tests: Vec<String> = text
+        .lines()
+        .filter_map(|line| line.split_once('\t'))
+        .map(|(test, count)| format!("{test} ({count})"))
+        .collect();
+    if !tests.is_empty() {
+        println!("not all seeds were run, for want of time: {}", tests.join(", "));
+    }
 }
 
 /// Prints which tests were left out, by reason.

@@ -60,11 +60,6 @@ impl Results {
         Ok(Self(tests))
     }
 
-    /// Adds those of another run.
-    pub fn add(&mut self, mut other: Self) {
-        self.0.append(&mut other.0);
-    }
-
     /// Whether there is a test whose name contains this.
     pub fn have(&self, part: &str) -> bool {
         self.0.iter().any(|test| test.name.contains(part))

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use tombolo_app::swap::pages_swapped_in;
 use tombolo_host::cgroup::MemoryGroup;
+use tombolo_host::timing::host::ZRAM_TURN_TIMEOUT;
 use tombolo_host::zram::ZramSwap;
 
 use super::PROBE_LIMIT;
@@ -26,7 +27,7 @@ pub struct KernelSwap {
 impl KernelSwap {
     /// Sets swap up for probes with areas of `area_bytes`.
     pub fn new(area_bytes: u64, arguments: &[String]) -> Result<Self, Failure> {
-        let algorithm = ZramSwap::new(area_bytes * 2)?.algorithm();
+        let algorithm = ZramSwap::new(area_bytes * 2, ZRAM_TURN_TIMEOUT)?.algorithm();
         let mut swap = Self { area_bytes, algorithm, base_bytes: 0 };
         // Room for everything: what it uses at most, less the area, is the base.
         let (_, peak_bytes) = swap.run(area_bytes * 2, arguments)?;
@@ -63,7 +64,7 @@ impl KernelSwap {
     }
 
     fn run(&self, limit_bytes: u64, arguments: &[String]) -> Result<(Summary, u64), Failure> {
-        let _zram = ZramSwap::new(self.area_bytes * 2)?;
+        let _zram = ZramSwap::new(self.area_bytes * 2, ZRAM_TURN_TIMEOUT)?;
         let group = MemoryGroup::new(&format!("tombolo-bench-{}", std::process::id()))?;
         group.limit(limit_bytes)?;
         let mut command = Command::new(this_binary()?);

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use tombolo_app::swap::{LimitedMemory, pages_swapped_in};
+use tombolo_host::timing::host::ZRAM_TURN_TIMEOUT;
 
 use super::{Run, reader};
 use crate::{Failure, result, this_binary};
@@ -24,7 +25,7 @@ pub fn measure(run: &Run<'_>) -> Result<reader::Found, Failure> {
 
 fn in_group(run: &Run<'_>, limit_bytes: u64, seconds: f64) -> Result<(reader::Found, u64), Failure> {
     let swap_bytes = run.arguments.bytes as u64 * 2;
-    let group = LimitedMemory::new("tombolo-bench-reads", limit_bytes, swap_bytes)?;
+    let group = LimitedMemory::new("tombolo-bench-reads", limit_bytes, swap_bytes, ZRAM_TURN_TIMEOUT)?;
     let mut command = Command::new(this_binary()?);
     command.args(run.reader(seconds)).arg("--join").arg(group.procs());
     let found = result(&mut command, run.limit())?;

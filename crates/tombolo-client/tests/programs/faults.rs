@@ -496,7 +496,7 @@ fn transfers_over_udp_meet_absent_pages() {
 
 #[test]
 fn transfers_meet_pages_that_the_kernel_has_swapped_out() {
-    let swap = match ZramSwap::new(256 << 20) {
+    let swap = match ZramSwap::new(256 << 20, tombolo_host::timing::host::ZRAM_TURN_TIMEOUT) {
         Ok(swap) => swap,
         Err(error) => return left_out(&format!("needs swap on zram: {error}")),
     };

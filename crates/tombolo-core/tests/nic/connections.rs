@@ -151,7 +151,7 @@ impl World {
 
 #[test]
 fn others_take_their_part_of_the_connections_and_do_not_stay_without_a_port() {
-    Seeds::from_environment(100).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(100).run("cargo test -p tombolo-core --test nic", |seed| {
         World::new(seed, Planted::Nothing).all();
     });
 }

@@ -104,7 +104,7 @@ fn run(seed: u64, planted: Planted) {
 
 #[test]
 fn slow_ports_cost_others_little_and_quick_ones_stay() {
-    Seeds::from_environment(200).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(200).run("cargo test -p tombolo-core --test nic", |seed| {
         run(seed, Planted::Nothing);
     });
 }

@@ -274,7 +274,7 @@ fn run(seed: u64) {
 
 #[test]
 fn each_frame_comes_once_and_nothing_stands_still() {
-    Seeds::from_environment(40).run("cargo test --release -p tombolo-core --test nic", run);
+    Seeds::from_environment(40).run("cargo test -p tombolo-core --test nic", run);
 }
 
 /// Two flood the uplink, which is shaped; two others flood each other and are not slowed down by that.

@@ -189,7 +189,7 @@ impl World {
 
 #[test]
 fn frames_come_whole_once_and_in_order() {
-    Seeds::from_environment(100).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(100).run("cargo test -p tombolo-core --test nic", |seed| {
         World::new(seed, Planted::Nothing).all();
     });
 }
@@ -207,7 +207,7 @@ fn planted_mistakes_are_found() {
 /// Whatever a sender says, what is handed out lies within the ring, and what is consumed is not given back twice.
 #[test]
 fn a_sender_that_lies_is_found_out_or_harmless() {
-    Seeds::from_environment(500).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(500).run("cargo test -p tombolo-core --test nic", |seed| {
         let mut random = Random::new(seed);
         let mut inlet = Inlet::new(RING_BYTES_MIN);
         let mut outlet = Outlet::new(RING_BYTES_MIN);

@@ -170,7 +170,7 @@ impl Ring {
 #[test]
 fn frames_are_sent_once_and_in_order_and_what_is_wrong_stops_the_ring() {
     let (mut frames, mut stops) = (0, 0);
-    Seeds::from_environment(200).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(200).run("cargo test -p tombolo-core --test nic", |seed| {
         let ring = Ring::new(seed, TX_DESCRIPTORS).run_tx();
         frames += ring.frames;
         stops += ring.stops;
@@ -181,7 +181,7 @@ fn frames_are_sent_once_and_in_order_and_what_is_wrong_stops_the_ring() {
 
 #[test]
 fn frames_that_come_fill_buffers_and_none_is_lost_but_for_want_of_those() {
-    Seeds::from_environment(200).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(200).run("cargo test -p tombolo-core --test nic", |seed| {
         let mut random = Random::new(seed);
         let mut memory = vec![Descriptor::default(); RX_DESCRIPTORS as usize];
         let mut software = Software::new(&mut memory[..], BASE);
@@ -293,7 +293,7 @@ fn a_frame_without_an_end_stops_the_ring() {
 /// A queue keeps its bound, its order, and count of what it has dropped.
 #[test]
 fn a_queue_with_a_bound_drops_what_does_not_fit() {
-    Seeds::from_environment(20).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(20).run("cargo test -p tombolo-core --test nic", |seed| {
         let mut random = Random::new(seed);
         let bytes_max = random.below(20_000);
         let mut fifo = Fifo::new(bytes_max);

@@ -92,7 +92,7 @@ fn total(ports: &[Port]) -> u64 {
 
 #[test]
 fn greedy_ports_get_their_weights_whatever_their_frames_are() {
-    Seeds::from_environment(10).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(10).run("cargo test -p tombolo-core --test nic", |seed| {
         let mut random = Random::new(seed);
         let count = 2 + random.below(6);
         let greedy = |random: &mut Random| {
@@ -120,7 +120,7 @@ fn greedy_ports_get_their_weights_whatever_their_frames_are() {
 
 #[test]
 fn by_frames_each_sends_as_many_frames() {
-    Seeds::from_environment(10).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(10).run("cargo test -p tombolo-core --test nic", |seed| {
         let mut random = Random::new(seed);
         let mut ports: Vec<_> =
             (0..4).map(|_| Port::greedy(Share::default(), some_sizes(&mut random))).collect();
@@ -134,7 +134,7 @@ fn by_frames_each_sends_as_many_frames() {
 
 #[test]
 fn what_is_guaranteed_is_had_and_caps_hold() {
-    Seeds::from_environment(10).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(10).run("cargo test -p tombolo-core --test nic", |seed| {
         let mut random = Random::new(seed);
         let guaranteed = Share { guaranteed: RATE / 2, ..Share::default() };
         let capped = Share { most: Some(RATE / 20), weight: 100, ..Share::default() };
@@ -156,7 +156,7 @@ fn what_is_guaranteed_is_had_and_caps_hold() {
 /// A driver that comes back milliseconds late sends nearly as much as one that does not: the bucket learns how late it is.
 #[test]
 fn what_a_late_driver_could_have_sent_is_made_up_for() {
-    Seeds::from_environment(10).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(10).run("cargo test -p tombolo-core --test nic", |seed| {
         let mut random = Random::new(seed);
         let late_ns = 1_000_000 + random.below(5_000_000);
         let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);

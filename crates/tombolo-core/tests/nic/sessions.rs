@@ -195,7 +195,7 @@ impl World {
 
 #[test]
 fn those_that_are_welcome_are_let_in_and_stay_and_others_go() {
-    Seeds::from_environment(300).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(300).run("cargo test -p tombolo-core --test nic", |seed| {
         World::new(seed, Planted::Nothing).all();
     });
 }

@@ -50,7 +50,7 @@ fn is_in(rules: &Rules, vlan: u16) -> bool {
 
 #[test]
 fn each_frame_comes_to_those_that_it_is_for_and_to_nobody_else() {
-    Seeds::from_environment(300).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(300).run("cargo test -p tombolo-core --test nic", |seed| {
         let mut random = Random::new(seed);
         let mode = if random.one_in(3) { Mode::Private } else { Mode::Bridge };
         let mut switch = Switch::new(mode);
@@ -132,7 +132,7 @@ fn any_bytes_are_forwarded_or_refused() {
     let guarded =
         Rules { addresses: Some(BTreeSet::from([IpAddr::from([10, 0, 0, 1])])), ..Rules::new(mac(1)) };
     switch.set(PortId(0), guarded).expect("good rules");
-    Seeds::from_environment(2000).run("cargo test --release -p tombolo-core --test nic", |seed| {
+    Seeds::from_environment(2000).run("cargo test -p tombolo-core --test nic", |seed| {
         let mut random = Random::new(seed);
         let mut targets = Targets::default();
         let length = random.index(120);

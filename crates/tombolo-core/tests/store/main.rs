@@ -985,7 +985,7 @@ impl World {
 #[test]
 fn every_page_is_what_was_written_while_a_lender_of_it_lives() {
     let (mut lost, mut moved, mut restored, mut doubled, mut other, mut corrupt) = (0, 0, 0, 0, 0, 0);
-    Seeds::from_environment(400).run("cargo test --release -p tombolo-core --test store", |seed| {
+    Seeds::from_environment(400).run("cargo test -p tombolo-core --test store", |seed| {
         let world = World::new(seed, Planted::Nothing).run();
         let counters = world.store.counters();
         lost += world.lost;

@@ -36,6 +36,12 @@ pub const HANDSHAKE_SETTLE_TIME: Duration = Duration::from_secs(1);
 /// How often `demo` checks its children and the signals: a user does not notice 10 ms, and its runs take seconds.
 pub const DEMO_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
+/// The longest that one run of `demo` may take: its longest takes a hundredth of that on a machine with little to do.
+pub const DEMO_RUN_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The longest wait of `demo` for another comparison that swaps on zram; then that is left out.
+pub const DEMO_ZRAM_TURN_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The longest that a child of `demo` may take to end after SIGTERM, before it is killed. A bound, not a
 /// measurement: a user who ends `demo` does not wait longer without wondering.
 pub const DEMO_END_TIMEOUT: Duration = Duration::from_secs(3);

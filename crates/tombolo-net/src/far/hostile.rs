@@ -251,7 +251,7 @@ fn ports_of_other_machines_that_lie_disturb_nobody() {
             });
             let address = receiver.recv().map_err(io::Error::other)?.expect("it listens");
             let ran = std::panic::catch_unwind(|| {
-                Seeds::from_environment(2).run("cargo test --release -p tombolo-net hostile", |seed| {
+                Seeds::from_environment(2).run("cargo test -p tombolo-net hostile", |seed| {
                     run(seed, path, &address);
                 });
             });

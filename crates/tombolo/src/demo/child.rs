@@ -1,7 +1,7 @@
 //! Child processes of the demo: none outlives it, whatever happens.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{self, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tombolo_app::scratch::Scratch;
 
 use crate::Failure;
-use tombolo_host::timing::command::{DEMO_CHECK_INTERVAL, DEMO_END_TIMEOUT};
+use tombolo_host::timing::command::{DEMO_CHECK_INTERVAL, DEMO_END_TIMEOUT, DEMO_RUN_TIMEOUT};
 
 /// A child process; ended when dropped.
 pub struct Child {
@@ -53,31 +53,37 @@ impl Child {
         }
     }
 
-    /// Waits for its success.
-    pub fn finish(mut self, stop: &AtomicBool, tick: impl FnMut()) -> Result<(), Failure> {
-        // Such a program writes to files: its standard output says nothing.
-        drop(self.child.stdout.take());
-        self.succeed(stop, tick)
-    }
-
-    /// Waits for its success; returns what it has printed, which is less than a pipe holds.
-    pub fn output(mut self, stop: &AtomicBool, tick: impl FnMut()) -> Result<String, Failure> {
-        let output = self.child.stdout.take();
-        self.succeed(stop, tick)?;
-        let mut text = String::new();
-        if let Some(mut output) = output {
-            output.read_to_string(&mut text)?;
-        }
-        Ok(text)
+    /// Waits for its success, while `read` reads what it prints; returns what that has made of it.
+    pub fn output<T: Send>(
+        mut self,
+        stop: &AtomicBool,
+        tick: impl FnMut(),
+        read: impl FnOnce(ChildStdout) -> io::Result<T> + Send,
+    ) -> Result<T, Failure> {
+        let output = self.child.stdout.take().ok_or_else(|| self.failure("has no output"))?;
+        thread::scope(|scope| {
+            let reading = scope.spawn(|| read(output));
+            // Where it has not succeeded it is ended here: then there is nothing more to be read.
+            let ended = self.succeed(stop, tick);
+            if let Err(failure) = ended {
+                drop(self);
+                return Err(failure);
+            }
+            Ok(reading.join().unwrap_or_else(|_| Err(io::Error::other("what it printed cannot be read")))?)
+        })
     }
 
     fn succeed(&mut self, stop: &AtomicBool, mut tick: impl FnMut()) -> Result<(), Failure> {
+        let since = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
                 break status;
             }
             if stop.load(Ordering::Acquire) {
                 return Err(interrupted());
+            }
+            if since.elapsed() > DEMO_RUN_TIMEOUT {
+                return Err(self.failure("does not come to an end"));
             }
             tick();
             thread::sleep(DEMO_CHECK_INTERVAL);

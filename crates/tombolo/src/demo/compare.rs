@@ -3,13 +3,16 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 use serde_json::Value;
 use tombolo_app::scratch::Scratch;
-use tombolo_app::swap::LimitedMemory;
+use tombolo_app::swap::{LimitedMemory, pages_swapped_in};
+use tombolo_host::process::end_with_this_thread;
+use tombolo_host::timing::command::DEMO_ZRAM_TURN_TIMEOUT;
 
 use super::programs::{Ran, Workload};
 use super::{ALL_LOCAL_BYTES, LEND_BYTES, STOP, child, tombolo};
@@ -24,6 +27,9 @@ pub const SHARES: [(&str, u64); 3] = [("three quarters", 3), ("a half", 2), ("a 
 /// again.
 const SWAP_ATTEMPTS: usize = 3;
 
+/// Each program touches several times as much; where less was served, something is wrong.
+const WORKING_SET_LEAST_BYTES: u64 = 8 << 20;
+
 /// How many runs a program makes.
 pub fn steps(has_swap: bool) -> usize {
     let with_swap = if has_swap { 1 + SHARES.len() } else { 0 };
@@ -32,7 +38,7 @@ pub fn steps(has_swap: bool) -> usize {
 
 /// A cgroup that may use `limit_bytes`, and swap on zram behind it.
 pub fn swap(limit_bytes: u64) -> io::Result<LimitedMemory> {
-    LimitedMemory::new("tombolo-demo", limit_bytes, ALL_LOCAL_BYTES)
+    LimitedMemory::new("tombolo-demo", limit_bytes, ALL_LOCAL_BYTES, DEMO_ZRAM_TURN_TIMEOUT)
 }
 
 /// Bytes in `quarters` quarters of the working set, rounded down to whole pages.
@@ -63,8 +69,18 @@ pub struct Point {
     pub tombolo_s: f64,
     /// `None` where there is no zram, or the run with it failed.
     pub zram_s: Option<f64>,
+    /// What the kernel had to be given beyond the limit, on average, so that it did not kill the program.
+    pub zram_excess_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zram_failure: Option<String>,
+}
+
+/// What a run with the kernel's swap came to.
+#[derive(Clone, Copy)]
+struct Swapped {
+    seconds: f64,
+    peak_bytes: u64,
+    excess_bytes: u64,
 }
 
 /// What one program found out.
@@ -81,11 +97,16 @@ pub struct Comparison {
     pub points: Vec<Point>,
     /// Each output under Tombolo is that of the run without it.
     pub identical: bool,
+    /// Why a run under Tombolo did not come to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
 }
 
 /// What the runs have in common.
 pub struct Demo<'a> {
     pub directory: &'a Scratch,
+    /// This binary, in a copy without capabilities: the kernel ignores preloaded libraries for programs that have some.
+    pub binary: &'a Path,
     /// The lender's.
     pub address: &'a str,
     /// Whether the kernel's swap on zram can be set up.
@@ -97,7 +118,11 @@ impl Demo<'_> {
     /// A command that runs a program there.
     pub fn command(&self, place: &Place<'_>, program: &OsStr) -> Result<Command, Failure> {
         match place {
-            Place::Plain => Ok(Command::new(program)),
+            Place::Plain => {
+                let mut command = Command::new(program);
+                end_with_this_thread(&mut command);
+                Ok(command)
+            }
             Place::Tombolo(local_bytes) => {
                 let mut command = tombolo()?;
                 command.args(["run", "--insecure", "--from", self.address]);
@@ -109,6 +134,7 @@ impl Demo<'_> {
             Place::Group(limited) => {
                 let mut command = Command::new("sh");
                 command.args(["-c", "echo 0 >\"$0\" && exec \"$@\""]).arg(limited.procs()).arg(program);
+                end_with_this_thread(&mut command);
                 Ok(command)
             }
         }
@@ -126,18 +152,49 @@ impl Demo<'_> {
             workload.run(self, place)
         };
         let plain = run("without Tombolo", &Place::Plain)?;
+        let mut found = Comparison {
+            program: workload.name(),
+            about: workload.about(),
+            working_set_bytes: 0,
+            plain_s: plain.seconds,
+            all_local_s: 0.0,
+            points: Vec::new(),
+            identical: true,
+            failure: None,
+        };
+        if let Err(failure) = self.add_tombolo(&mut found, &plain, run) {
+            if STOP.load(Ordering::Acquire) {
+                return Err(failure);
+            }
+            // What it has computed is not right: that is found, not a reason to find nothing.
+            (found.identical, found.failure) = (false, Some(failure.text));
+        } else if self.has_swap {
+            self.add_swap(workload, &plain, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    /// Adds runs under Tombolo.
+    fn add_tombolo(
+        &self,
+        found: &mut Comparison,
+        plain: &Ran,
+        run: impl Fn(&str, &Place<'_>) -> Result<Ran, Failure>,
+    ) -> Result<(), Failure> {
         let all_local = run("all local", &Place::Tombolo(ALL_LOCAL_BYTES))?;
-        let working_set_bytes = self.report()?["resident_peak_bytes"].as_u64().unwrap_or(0);
-        let is_same = |ran: &Ran| ran.output == plain.output;
-        let mut identical = is_same(&all_local);
-        let mut points = Vec::new();
+        found.all_local_s = all_local.seconds;
+        found.identical &= all_local.output == plain.output;
+        found.working_set_bytes = self.report()?["resident_peak_bytes"].as_u64().unwrap_or(0);
+        if found.working_set_bytes < WORKING_SET_LEAST_BYTES {
+            return Err(Failure::new("hardly anything of its memory was served"));
+        }
         for (share, quarters) in SHARES {
-            let local_bytes = share_of(working_set_bytes, quarters);
+            let local_bytes = share_of(found.working_set_bytes, quarters);
             let ran = run(share, &Place::Tombolo(local_bytes))?;
-            identical &= is_same(&ran);
+            found.identical &= ran.output == plain.output;
             let report = self.report()?;
             let number = |name: &str| report[name].as_u64().unwrap_or(0);
-            points.push(Point {
+            found.points.push(Point {
                 share,
                 local_bytes,
                 resident_peak_bytes: number("resident_peak_bytes"),
@@ -145,42 +202,35 @@ impl Demo<'_> {
                 bytes_out: number("bytes_out"),
                 tombolo_s: ran.seconds,
                 zram_s: None,
+                zram_excess_bytes: 0,
                 zram_failure: None,
             });
         }
-        if self.has_swap {
-            self.add_swap(workload, working_set_bytes, &mut points)?;
-        }
-        Ok(Comparison {
-            program: workload.name(),
-            about: workload.about(),
-            working_set_bytes,
-            plain_s: plain.seconds,
-            all_local_s: all_local.seconds,
-            points,
-            identical,
-        })
+        Ok(())
     }
 
     /// Adds runs with the kernel's swap.
-    fn add_swap(
-        &self,
-        workload: &dyn Workload,
-        working_set_bytes: u64,
-        points: &mut [Point],
-    ) -> Result<(), Failure> {
-        let attempt = |limit_bytes: u64| -> Result<(f64, u64), Failure> {
+    fn add_swap(&self, workload: &dyn Workload, plain: &Ran, found: &mut Comparison) -> Result<(), Failure> {
+        let attempt = |limit_bytes: u64, is_ample: bool| -> Result<Swapped, Failure> {
             let limited = swap(limit_bytes)?;
+            let before = pages_swapped_in()?;
             let ran = workload.run(self, &Place::Group(&limited))?;
-            Ok((ran.seconds, limited.peak_bytes()?))
+            if ran.output.is_some() && ran.output != plain.output {
+                return Err(Failure::new("its output differs"));
+            }
+            if !is_ample && pages_swapped_in()? == before {
+                return Err(Failure::new("nothing was swapped"));
+            }
+            let excess_bytes = limited.relieved().mean_bytes;
+            Ok(Swapped { seconds: ran.seconds, peak_bytes: limited.peak_bytes()?, excess_bytes })
         };
-        let measure = |limit_bytes: u64| -> Result<Result<(f64, u64), String>, Failure> {
-            let mut outcome = attempt(limit_bytes);
+        let measure = |limit_bytes: u64, is_ample: bool| -> Result<Result<Swapped, String>, Failure> {
+            let mut outcome = attempt(limit_bytes, is_ample);
             for _ in 1..SWAP_ATTEMPTS {
                 if outcome.is_ok() || STOP.load(Ordering::Acquire) {
                     break;
                 }
-                outcome = attempt(limit_bytes);
+                outcome = attempt(limit_bytes, is_ample);
             }
             if STOP.load(Ordering::Acquire) {
                 return Err(child::interrupted());
@@ -189,17 +239,21 @@ impl Demo<'_> {
         };
         // With room for everything: what it uses at most, less the working set, it has beside that.
         self.progress.step(workload.name(), "its memory in a cgroup");
-        let ample = measure(ALL_LOCAL_BYTES * 2)?;
-        for point in points {
+        let ample = measure(ALL_LOCAL_BYTES * 2, true)?;
+        for point in &mut found.points {
             self.progress.step(workload.name(), &format!("{}, swap on zram", point.share));
             let measured = match &ample {
-                Ok((_, peak_bytes)) => {
-                    measure(point.local_bytes + peak_bytes.saturating_sub(working_set_bytes))?
+                Ok(all) => {
+                    let beside_bytes = all.peak_bytes.saturating_sub(found.working_set_bytes);
+                    measure(point.local_bytes + beside_bytes, false)?
                 }
                 Err(reason) => Err(reason.clone()),
             };
             match measured {
-                Ok((seconds, _)) => point.zram_s = Some(seconds),
+                Ok(swapped) => {
+                    point.zram_s = Some(swapped.seconds);
+                    point.zram_excess_bytes = swapped.excess_bytes;
+                }
                 Err(reason) => point.zram_failure = Some(reason),
             }
         }

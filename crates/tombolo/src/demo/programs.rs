@@ -36,8 +36,8 @@ pub enum Program {
 pub struct Ran {
     /// How long its work took.
     pub seconds: f64,
-    /// What it has computed.
-    pub output: String,
+    /// What it has computed; `None`: that was not kept.
+    pub output: Option<String>,
 }
 
 /// A program that can be run in any place.
@@ -80,10 +80,10 @@ fn disk(error: io::Error) -> Failure {
 
 /// Runs a part of this binary, which prints how long its work took and what it has computed.
 fn run_own(demo: &Demo<'_>, place: &Place<'_>, task: &'static str) -> Result<Ran, Failure> {
-    let mut command = demo.command(place, std::env::current_exe()?.as_os_str())?;
+    let mut command = demo.command(place, demo.binary.as_os_str())?;
     let child = super::Child::start(command.arg(task), task, demo.directory)?;
-    let text = child.output(&super::STOP, || demo.progress.tick())?;
+    let text = child.output(&super::STOP, || demo.progress.tick(), io::read_to_string)?;
     let wrong = || Failure::new(format!("{task} printed `{}`", text.trim()));
     let (seconds, output) = text.trim().split_once(' ').ok_or_else(wrong)?;
-    Ok(Ran { seconds: seconds.parse().map_err(|_| wrong())?, output: output.to_owned() })
+    Ok(Ran { seconds: seconds.parse().map_err(|_| wrong())?, output: Some(output.to_owned()) })
 }

@@ -1,7 +1,6 @@
-//! What the demo is doing: a bar where standard error is a terminal, a line for each program elsewhere.
+//! What the demo is doing: a bar where standard error is a terminal that can show one, a line for each program elsewhere.
 
 use std::cell::Cell;
-use std::io::{IsTerminal, stderr};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -10,7 +9,6 @@ use crate::output;
 /// The progress of a demo.
 pub struct Progress {
     bar: ProgressBar,
-    is_terminal: bool,
     program: Cell<&'static str>,
 }
 
@@ -21,12 +19,12 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:20}] {pos}/{len} {msg}") {
             bar.set_style(style.progress_chars("=> "));
         }
-        Self { bar, is_terminal: stderr().is_terminal(), program: Cell::new("") }
+        Self { bar, program: Cell::new("") }
     }
 
     /// A step begins.
     pub fn step(&self, program: &'static str, text: &str) {
-        if !self.is_terminal && self.program.replace(program) != program {
+        if self.bar.is_hidden() && self.program.replace(program) != program {
             output::say(&format!("demo: running {program} ..."));
         }
         self.bar.inc(u64::from(!self.bar.message().is_empty()));

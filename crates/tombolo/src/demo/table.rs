@@ -29,7 +29,11 @@ pub fn print(findings: &Findings) {
     for what in &findings.left_out {
         output::paragraph(&format!("left out: {what}"));
     }
-    output::line(&format!("\n{}", finding(findings)));
+    output::line("");
+    output::paragraph(&finding(findings));
+    if findings.identical {
+        output::line("All outputs are identical.");
+    }
     output::line(
         "\nNext, lend memory and run a program of your own with 256 MiB of it here:\n\n  \
          tombolo node --listen shm:/tmp/lender --lend 1G &\n  \
@@ -88,8 +92,17 @@ fn multiple(times: f64) -> String {
 
 /// The finding, in sentences.
 fn finding(findings: &Findings) -> String {
-    if !findings.identical {
-        return "AN OUTPUT DIFFERS from the run without Tombolo: this is a bug, please report it.".into();
+    let wrong: Vec<String> = findings
+        .programs
+        .iter()
+        .filter(|found| !found.identical)
+        .map(|found| match &found.failure {
+            Some(failure) => format!("{} FAILED under Tombolo: {failure}.", found.program),
+            None => format!("AN OUTPUT of {} DIFFERS from that of the run without Tombolo.", found.program),
+        })
+        .collect();
+    if !wrong.is_empty() {
+        return format!("{} This is a bug, please report it.", wrong.join(" "));
     }
     let half = |found: &Comparison| {
         let point = found.points.iter().find(|point| point.share == "a half")?;
@@ -99,18 +112,18 @@ fn finding(findings: &Findings) -> String {
     times.sort_by(|one, other| one.1.total_cmp(&other.1));
     let best = times.first().map_or_else(String::new, |(program, times)| {
         let rest = match times {
-            ..1.1 => "with half of its memory elsewhere is as fast as with all of it here".to_owned(),
+            ..1.03 => "is as fast with half of its memory elsewhere".to_owned(),
             times => format!("takes {} as long with half of its memory elsewhere", multiple(*times)),
         };
         format!("{program} {rest}")
     });
     let worst = match times.last() {
         Some((program, times)) if findings.programs.len() > 1 => {
-            format!(",\n{program} {} as long", multiple(*times))
+            format!(", {program} {} as long", multiple(*times))
         }
         _ => String::new(),
     };
-    format!("Finding: {best}{worst}.\nAll outputs are identical.")
+    format!("Finding: {best}{worst}.")
 }
 
 #[cfg(test)]
@@ -127,6 +140,7 @@ mod tests {
             bytes_out: 1,
             tombolo_s: 22.0 / quarters as f64,
             zram_s: zram_failure.is_none().then_some(50.0),
+            zram_excess_bytes: 0,
             zram_failure: zram_failure.map(str::to_owned),
         });
         Comparison {
@@ -137,6 +151,7 @@ mod tests {
             all_local_s: 2.1,
             points: points.into(),
             identical: true,
+            failure: None,
         }
     }
 
@@ -165,12 +180,14 @@ mod tests {
         };
         let text = finding(&findings);
         assert!(
-            text.contains("store with half of its memory elsewhere is as fast") && text.contains("sort 11x"),
+            text.contains("store is as fast with half of its memory elsewhere") && text.contains("sort 11x"),
             "{text}"
         );
         findings.programs[1].plain_s = 5.0;
         assert!(finding(&findings).contains("store takes 2.20x as long"), "{}", finding(&findings));
-        findings.identical = false;
-        assert!(finding(&findings).contains("AN OUTPUT DIFFERS"));
+        (findings.identical, findings.programs[0].identical) = (false, false);
+        assert!(finding(&findings).contains("AN OUTPUT of sort DIFFERS"), "{}", finding(&findings));
+        findings.programs[0].failure = Some("ended by signal 11".into());
+        assert!(finding(&findings).contains("sort FAILED under Tombolo: ended"), "{}", finding(&findings));
     }
 }

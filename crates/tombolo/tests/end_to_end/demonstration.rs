@@ -35,6 +35,12 @@ fn demo(link: &str, programs: &[&str]) {
         assert!(found["working_set_bytes"].as_u64() > Some(40 << 20), "{json:#}");
     }
     let left_out = json["left_out"].to_string().contains("zram");
+    // Now and then the kernel kills a program in a small cgroup, but not each time.
+    let measured = points(&json).iter().filter(|point| point["zram_s"].as_f64() > Some(0.0)).count();
+    assert!(measured > 0 || left_out, "{json:#}");
+    if left_out {
+        tombolo_host::testing::left_out("swap on zram beside Tombolo");
+    }
     assert_eq!(points(&json).len(), 3 * programs.len());
     for point in points(&json) {
         assert!(point["bytes_in"].as_u64() > Some(0) && point["bytes_out"].as_u64() > Some(0), "{json:#}");
@@ -86,16 +92,17 @@ fn left_behind(pid: u32) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(|path| path.ends_with(&name)).collect()
 }
 
-/// Processes whose parent is, or was, in the group of this demo.
-fn members(group: u32) -> usize {
+/// The command lines of the processes in the group of this demo.
+fn members(group: u32) -> Vec<String> {
     let entries = fs::read_dir("/proc").expect("it is there").flatten();
     entries
-        .filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok())
-        .filter(|stat| {
+        .filter(|entry| {
+            let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
             let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
             fields.first() != Some(&"Z") && fields.get(2) == Some(&group.to_string().as_str())
         })
-        .count()
+        .map(|entry| fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default().replace('\0', " "))
+        .collect()
 }
 
 #[test]
@@ -107,8 +114,13 @@ fn an_interrupted_demo_leaves_nothing_behind() {
         let demo = Running::start(command, Vec::new());
         let pid = demo.pid();
         let since = std::time::Instant::now();
-        // The demo itself, its lender, a supervisor and the sort.
-        while members(pid) < 4 {
+        // A sort on far memory.
+        while {
+            let members = members(pid);
+            let has = |part: &str| members.iter().any(|command| command.contains(part));
+            !has(" run --insecure")
+                || !members.iter().any(|command| command.contains("/sort ") && !command.contains(" run "))
+        } {
             assert!(since.elapsed() < PATIENCE, "the demo does not get going");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -116,7 +128,7 @@ fn an_interrupted_demo_leaves_nothing_behind() {
         let since = std::time::Instant::now();
         let outcome = demo.wait(Duration::from_secs(20));
         assert_ne!(outcome.code(), 0);
-        while members(pid) > 0 {
+        while !members(pid).is_empty() {
             assert!(since.elapsed() < Duration::from_secs(20), "{signal:?}: processes stay behind");
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -1,4 +1,4 @@
-//! README and the guide: each command in them works when it is pasted, and prints what they say.
+//! README and the guide: each command in their blocks works when it is pasted, and prints what they say.
 //!
 //! A page is run from top to bottom by one shell, in namespaces of its own, so that it may use any address and path:
 //!
@@ -165,9 +165,9 @@ cargo() {
         *) echo "this test does not know: cargo $*" >&2; return 1 ;;
     esac
 }
-# The beginning of what goes on in the background: until it says something, or for a moment. It must not have failed.
+# The beginning of what goes on in the background: until it says something, or for so many looks. It must not have failed.
 begun() {
-    for _ in $(seq 60); do
+    for _ in $(seq "$3"); do
         sleep 0.05
         if [ -s "$1" ]; then sleep 0.2; break; fi
     done
@@ -232,7 +232,10 @@ impl Shell {
         self.steps += 1;
         let file = self.output_file();
         let waits = match command.trim_end().ends_with('&') {
-            true => format!("begun {file} $!; status=$?"),
+            // What it says may go elsewhere.
+            true => {
+                format!("begun {file} $! {}; status=$?", if command.contains('>') { 60 } else { 1200 })
+            }
             false => String::new(),
         };
         let end = "the end of a step, with status";

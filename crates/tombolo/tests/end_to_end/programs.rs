@@ -121,12 +121,13 @@ fn stress_ng_verifies_its_memory() {
     needs!("stress-ng");
     let lender = Lender::start(Link::Shm, "2G");
     let scratch = Scratch::new("stress");
-    let words = stress_ng(sized("32M", "512M"), sized("30000", "2000000"), &scratch);
+    // Some twenty of its methods, one after the other; all of them in a full run.
+    let words = stress_ng(sized("16M", "512M"), sized("30000", "2000000"), &scratch);
     let program = Program::new(&words)
         .remote(sized("256M", "1500M"))
         .patience(std::time::Duration::from_secs(sized(240, 1800)));
     let outcome = once_more_if_exceeded(|| {
-        let outcome = program.run_on(&[&lender], sized("8M", "128M"));
+        let outcome = program.run_on(&[&lender], sized("4M", "128M"));
         let text = format!("{}{}", outcome.text(), outcome.stderr);
         assert_eq!(outcome.code(), 0, "{text}");
         assert!(!text.contains("fail:"), "{text}");

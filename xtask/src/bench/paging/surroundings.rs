@@ -9,6 +9,7 @@ use tombolo_app::child::{self, Guard};
 use tombolo_app::scratch::Scratch;
 use tombolo_app::swap::LimitedMemory;
 use tombolo_host::cgroup::Relieved;
+use tombolo_host::timing::host::ZRAM_TURN_TIMEOUT;
 
 /// More than any program here uses.
 const AMPLE_BYTES: u64 = 1 << 30;
@@ -44,7 +45,8 @@ pub struct Place<'a> {
 
 /// A cgroup that may use `limit_bytes`, and swap on zram behind it.
 fn swap(limit_bytes: u64) -> Result<LimitedMemory, String> {
-    LimitedMemory::new("tombolo-xtask-bench", limit_bytes, SWAP_BYTES).map_err(|error| error.to_string())
+    LimitedMemory::new("tombolo-xtask-bench", limit_bytes, SWAP_BYTES, ZRAM_TURN_TIMEOUT)
+        .map_err(|error| error.to_string())
 }
 
 impl Surroundings {

@@ -7,6 +7,7 @@ use super::{Ran, Workload};
 use crate::Failure;
 use crate::demo::compare::{Demo, Place};
 use crate::demo::{Child, STOP};
+use crate::run::check_program;
 
 const SCRIPT: &str = "
 people, state = {}, 1
@@ -17,7 +18,7 @@ total = {}
 for least in range(20, 60, 10):
     for name, person in people.items():
         if person['age'] >= least:
-            total[person['city']] = total.get(person['city'], 0) + person['spent'] + len(name)
+            total[person['city']] = total.get(person['city'], 0) + person['spent'] + int(name[9:])
 print(len(people), sum(hash((int(city[5:]), spent)) for city, spent in total.items()))
 ";
 
@@ -27,10 +28,11 @@ pub struct Python;
 impl Python {
     /// The error: why it is left out.
     pub fn find() -> Result<Self, String> {
-        let answer = Command::new("python3").arg("--version").output();
+        check_program("python3".as_ref()).map_err(|failure| format!("python: {}", failure.text))?;
+        let answer = Command::new("python3").args(["-S", "-s", "-c", "print(1_000)"]).output();
         match answer {
-            Ok(answer) if answer.status.success() => Ok(Self),
-            _ => Err("python: there is no python3".into()),
+            Ok(answer) if answer.stdout == b"1000\n" => Ok(Self),
+            _ => Err("python: this python3 does not run".into()),
         }
     }
 }
@@ -50,7 +52,7 @@ impl Workload for Python {
         command.args(["-S", "-s", "-c", SCRIPT]).env("PYTHONHASHSEED", "0");
         let since = Instant::now();
         let child = Child::start(&mut command, "python3", demo.directory)?;
-        let output = child.output(&STOP, || demo.progress.tick())?;
-        Ok(Ran { seconds: since.elapsed().as_secs_f64(), output })
+        let output = child.output(&STOP, || demo.progress.tick(), std::io::read_to_string)?;
+        Ok(Ran { seconds: since.elapsed().as_secs_f64(), output: Some(output) })
     }
 }

@@ -1,6 +1,6 @@
 //! GNU sort: it touches all of its memory again and again, in no order.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -60,21 +60,19 @@ impl Workload for Sort {
     }
 
     fn run(&self, demo: &Demo<'_>, place: &Place<'_>) -> Result<Ran, Failure> {
-        // In a cgroup it writes nowhere: the cached pages of a file that it wrote would be charged to it.
+        // It writes no file, whose cached pages would be charged to its cgroup; and in a full one a pipe has no room.
         let is_kept = !matches!(place, Place::Group(_));
-        let output = if is_kept { demo.directory.file("output") } else { "/dev/null".into() };
         let mut command = demo.command(place, "sort".as_ref())?;
         // In C order every byte counts; with one thread the times can be compared.
         command.env("LC_ALL", "C").args([BUFFER, "--parallel=1", "--temporary-directory"]);
-        command.arg(demo.directory.path()).arg("--output").arg(&output).arg(&self.input);
-        let since = Instant::now();
-        Child::start(&mut command, "sort", demo.directory)?.finish(&STOP, || demo.progress.tick())?;
-        let seconds = since.elapsed().as_secs_f64();
-        let digest = if is_kept { digest_of(&output).map_err(disk)? } else { String::new() };
-        if is_kept {
-            fs::remove_file(&output)?;
+        command.arg(demo.directory.path()).arg(&self.input);
+        if !is_kept {
+            command.args(["--output", "/dev/null"]);
         }
-        Ok(Ran { seconds, output: digest })
+        let since = Instant::now();
+        let child = Child::start(&mut command, "sort", demo.directory)?;
+        let output = child.output(&STOP, || demo.progress.tick(), digest_of)?;
+        Ok(Ran { seconds: since.elapsed().as_secs_f64(), output: is_kept.then_some(output) })
     }
 }
 
@@ -104,9 +102,9 @@ fn fill(line: &mut [u8], random: &mut Random) {
     line[last] = b'\n';
 }
 
-/// The length of a file, and a number that differs if any byte does.
-fn digest_of(path: &Path) -> io::Result<String> {
-    let (mut file, mut hasher, mut length) = (File::open(path)?, DefaultHasher::new(), 0);
+/// The length of what can be read, and a number that differs if any byte does.
+fn digest_of(mut file: impl Read) -> io::Result<String> {
+    let (mut hasher, mut length) = (DefaultHasher::new(), 0);
     let mut buffer = vec![0; 1 << 20];
     loop {
         match file.read(&mut buffer)? {
@@ -135,20 +133,15 @@ mod tests {
     }
 
     #[test]
-    fn files_are_the_same_only_if_every_byte_is() {
-        let directory = Scratch::new("demo-test").unwrap();
-        let digest = |name: &str, bytes: &[u8]| {
-            let path = directory.file(name);
-            fs::write(&path, bytes).unwrap();
-            digest_of(&path).unwrap()
-        };
+    fn outputs_are_the_same_only_if_every_byte_is() {
+        let digest = |bytes: &[u8]| digest_of(bytes).unwrap();
         let long = vec![7; (1 << 20) + 5];
         let mut other = long.clone();
         other[1 << 20] = 8;
-        let first = digest("first", &long);
-        assert_eq!(first, digest("same", &long));
+        let first = digest(&long);
+        assert_eq!(first, digest(&long));
         for different in [&other[..], &long[1..], b""] {
-            assert_ne!(first, digest("different", different));
+            assert_ne!(first, digest(different));
         }
     }
 }

@@ -71,6 +71,8 @@ impl Running {
         if command.get_envs().all(|(variable, _)| variable != "TOMBOLO_RUNTIME_DIR") {
             command.env("TOMBOLO_RUNTIME_DIR", runtime_directory());
         }
+        // Where the runner ends this test, what it has started must not stay.
+        tombolo_host::process::end_with_this_thread(&mut command);
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let since = Instant::now();
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
