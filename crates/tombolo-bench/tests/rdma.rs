@@ -45,6 +45,7 @@ fn tombolo() -> String {
 
 fn rdma(link: &str, how: &str, op: &str, sizes: &str) -> Value {
     let mut arguments = vec!["rdma", "--link", link, "--how", how, "--op", op, "--sizes", sizes, "--json"];
+    arguments.extend(["--milliseconds", "40"]);
     let binary = if how == "node" { tombolo() } else { String::new() };
     if how == "node" {
         arguments.extend(["--binary", &binary]);
@@ -54,7 +55,6 @@ fn rdma(link: &str, how: &str, op: &str, sizes: &str) -> Value {
 
 #[test]
 fn programs_of_one_node_and_of_two_are_measured() {
-    // Each size takes a second or two: only the first has two of them.
     for (link, how, op, sizes) in [
         ("loopback", "node", "write", "16,64K"),
         ("shm", "node", "read", "64K"),

@@ -140,7 +140,7 @@ impl World {
         if !self.answers(node) || self.lenders.iter().any(is_known) {
             return None;
         }
-        let id = LenderId(self.lenders.len() as u16);
+        let id = LenderId(self.lenders.len() as u32);
         let lender = Lender {
             node,
             life,
@@ -177,7 +177,7 @@ impl World {
     }
 
     fn lose(&mut self, id: LenderId) {
-        let lender = &mut self.lenders[usize::from(id.0)];
+        let lender = &mut self.lenders[id.0 as usize];
         if !std::mem::replace(&mut lender.is_lost, true) {
             let is_forgotten = self.planted == Planted::ForgottenLoss && self.random.one_in(2);
             if !is_forgotten {
@@ -203,33 +203,33 @@ impl World {
                 }
             }
             RosterAction::AskWho(_, id) => {
-                let lender = &self.lenders[usize::from(id.0)];
+                let lender = &self.lenders[id.0 as usize];
                 assert!(!lender.is_lost && lender.silent_since_ns.is_some(), "{lender:?} is not silent");
                 assert!(self.asked.insert((0, id)), "two questions at once");
                 self.at(delay, Event::Who(id));
             }
             RosterAction::AskWhetherEnding(member, id) => {
                 assert!(self.nodes[self.node_of(member)].is_wanted);
-                assert!(!self.lenders[usize::from(id.0)].is_lost);
+                assert!(!self.lenders[id.0 as usize].is_lost);
                 assert!(self.asked.insert((1, id)), "two questions at once");
                 self.at(delay, Event::Ending(id));
             }
             RosterAction::Close(id) => {
-                let lender = &self.lenders[usize::from(id.0)];
+                let lender = &self.lenders[id.0 as usize];
                 assert!(lender.life < self.nodes[lender.node].life, "the link to a living one is ended");
                 self.at(delay, Event::Lost(id));
             }
             RosterAction::Drain(id) => {
-                assert!(!self.nodes[self.lenders[usize::from(id.0)].node].is_wanted);
-                assert!(!self.lenders[usize::from(id.0)].is_draining, "it is drained twice");
+                assert!(!self.nodes[self.lenders[id.0 as usize].node].is_wanted);
+                assert!(!self.lenders[id.0 as usize].is_draining, "it is drained twice");
                 let has_begun = self.random.one_in(2);
-                self.lenders[usize::from(id.0)].is_draining = has_begun;
-                self.lenders[usize::from(id.0)].to_drain_since_ns = (!has_begun).then_some(self.now_ns);
+                self.lenders[id.0 as usize].is_draining = has_begun;
+                self.lenders[id.0 as usize].to_drain_since_ns = (!has_begun).then_some(self.now_ns);
                 self.roster.drains(self.now_ns, id, has_begun);
             }
             RosterAction::Leave(id) => {
                 if self.random.one_in(2) {
-                    self.lenders[usize::from(id.0)].is_draining = true;
+                    self.lenders[id.0 as usize].is_draining = true;
                     self.roster.leaves(id);
                 }
             }
@@ -244,20 +244,19 @@ impl World {
                 let reached = self.connect(node);
                 self.dialed_ns.insert(member, self.now_ns);
                 if let Some(id) = reached.filter(|_| !self.nodes[node].is_wanted) {
-                    self.lenders[usize::from(id.0)].to_drain_since_ns = Some(self.now_ns);
+                    self.lenders[id.0 as usize].to_drain_since_ns = Some(self.now_ns);
                 }
                 self.roster.dialed(self.now_ns, member, reached);
             }
             Event::Who(id) => {
                 self.asked.remove(&(0, id));
-                let (node, life) =
-                    (self.lenders[usize::from(id.0)].node, self.lenders[usize::from(id.0)].life);
+                let (node, life) = (self.lenders[id.0 as usize].node, self.lenders[id.0 as usize].life);
                 let who = match self.answers(node) {
                     false => Who::Unknown,
                     true if self.nodes[node].life == life => Who::Same,
                     true => Who::NextLife,
                 };
-                self.lenders[usize::from(id.0)].answered_ns[0] = self.now_ns;
+                self.lenders[id.0 as usize].answered_ns[0] = self.now_ns;
                 if who == Who::NextLife && self.is_current(id) {
                     self.expected.push(RosterAction::Close(id));
                 }
@@ -265,11 +264,10 @@ impl World {
             }
             Event::Ending(id) => {
                 self.asked.remove(&(1, id));
-                let (node, life) =
-                    (self.lenders[usize::from(id.0)].node, self.lenders[usize::from(id.0)].life);
+                let (node, life) = (self.lenders[id.0 as usize].node, self.lenders[id.0 as usize].life);
                 let is_ending =
                     self.answers(node) && self.nodes[node].life == life && self.nodes[node].is_ending;
-                self.lenders[usize::from(id.0)].answered_ns[1] = self.now_ns;
+                self.lenders[id.0 as usize].answered_ns[1] = self.now_ns;
                 if is_ending && self.is_current(id) {
                     self.expected.push(RosterAction::Leave(id));
                 }
@@ -277,17 +275,17 @@ impl World {
             }
             // What a driver sees of a link.
             Event::Look(id) => {
-                let lender = &self.lenders[usize::from(id.0)];
+                let lender = &self.lenders[id.0 as usize];
                 if lender.is_lost {
                     return;
                 }
                 let is_heard = self.answers(lender.node) && self.nodes[lender.node].life == lender.life;
                 let since_ns = if is_heard { None } else { lender.silent_since_ns.or(Some(self.now_ns)) };
                 let for_ns = since_ns.map_or(0, |since_ns| self.now_ns - since_ns);
-                self.lenders[usize::from(id.0)].silent_since_ns = since_ns;
+                self.lenders[id.0 as usize].silent_since_ns = since_ns;
                 self.check_questions(id);
                 let is_silent = for_ns >= SUSPECT_NS;
-                let lender = &mut self.lenders[usize::from(id.0)];
+                let lender = &mut self.lenders[id.0 as usize];
                 if lender.is_silent != is_silent {
                     (lender.is_silent, lender.silent_or_heard_since_ns) = (is_silent, self.now_ns);
                 }
@@ -321,14 +319,14 @@ impl World {
 
     /// Whether it is what its node was reached by last, and not lost.
     fn is_current(&self, id: LenderId) -> bool {
-        let lender = &self.lenders[usize::from(id.0)];
-        let later = self.lenders.iter().skip(usize::from(id.0) + 1);
+        let lender = &self.lenders[id.0 as usize];
+        let later = self.lenders.iter().skip(id.0 as usize + 1);
         !lender.is_lost && !later.clone().any(|later| later.node == lender.node)
     }
 
     /// A silent lender is looked for, and one that is heard and wanted is asked whether it is about to end.
     fn check_questions(&self, id: LenderId) {
-        let lender = &self.lenders[usize::from(id.0)];
+        let lender = &self.lenders[id.0 as usize];
         let question = usize::from(!lender.is_silent);
         let is_asked = lender.is_silent || (self.nodes[lender.node].is_wanted && !lender.is_draining);
         if let Some(since_ns) = lender.to_drain_since_ns

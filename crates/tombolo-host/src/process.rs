@@ -216,6 +216,19 @@ pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// How many seccomp filters a process has; where `parent` is given, of a child of that one. `None`: the number is another process's, or
+/// nobody's.
+pub fn seccomp_filters(pid: u32, parent: Option<u32>) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let number = |name: &str| -> Option<u32> {
+        status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+    };
+    if parent.is_some() && parent != number("PPid:") {
+        return None;
+    }
+    number("Seccomp_filters:")
+}
+
 /// A thread of this process that has its memory still: the first may have ended before others.
 pub fn thread_with_memory(pid: u32) -> u32 {
     if anonymous_bytes(pid).is_some() {

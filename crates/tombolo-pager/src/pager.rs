@@ -95,6 +95,8 @@ pub struct Pager {
     spare: Mutex<Vec<std::fs::File>>,
     /// Holds every userfaultfd, and ends the programs if this process is lost.
     pub keeper: Keeper,
+    /// How many seccomp filters each program has from its beginning on.
+    pub(crate) filters: u32,
     /// What was said once is not said again.
     said: Mutex<Vec<&'static str>>,
 }
@@ -193,6 +195,7 @@ impl Pager {
             unserved: Mutex::new(Vec::new()),
             spare: Mutex::new((0..SPARE).map_while(|_| std::fs::File::open("/dev/null").ok()).collect()),
             keeper,
+            filters: process::seccomp_filters(std::process::id(), None).unwrap_or(0),
             said: Mutex::new(Vec::new()),
         })
     }
@@ -273,11 +276,15 @@ impl Pager {
             }
             table.closed = true;
             let mut slots = self.far.slots();
+            let mut names = 0;
             for (_, entry) in table.states.all() {
                 if let Some(slot) = entry.slot() {
                     slots.release(slot);
                 }
+                names += usize::from(entry.is_queued());
             }
+            drop(slots);
+            self.replacement.lock().ended(space.index, names);
             self.room.give_back(&space.account, space.account.pages());
         }
         for poll in &self.polls {

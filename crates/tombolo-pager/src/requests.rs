@@ -59,15 +59,24 @@ fn around_control(space: &Space, start: u64, end: u64) -> [(u64, u64); 2] {
 }
 
 impl Pager {
+    /// Whether a forked child has seccomp filters that its program did not begin with. Where it is in another pid namespace, its number
+    /// says nothing.
+    fn has_filters_of_its_own(&self, space: &Space, thread: u32) -> bool {
+        process::seccomp_filters(thread, Some(space.parent_pid)).is_some_and(|filters| filters > self.filters)
+    }
+
     /// A thread of the program touched a page of the control area, or the evictor one that it was to read.
     pub(crate) fn serve_control(
         &self,
         space: &Arc<Space>,
         table: &mut Table,
         index: usize,
+        thread: u32,
         is_evictor: bool,
     ) -> Step {
         let answer = match index {
+            // What makes an agent is more than a program needs that has forbidden itself system calls, and it may end by them.
+            ATTACH_PAGE if self.has_filters_of_its_own(space, thread) => Answer::default(),
             ATTACH_PAGE => Answer { served: 1, value: space.token, number: 0 },
             _ if (REQUEST_PAGE..REQUEST_PAGE + REQUESTS).contains(&index) => {
                 // The kernel hands out faults before other events. A range that this request names may be the

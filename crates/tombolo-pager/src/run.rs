@@ -241,6 +241,9 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     let directory = set_up("its directory", RunDirectory::new(options.library))?;
     // Where the ends of children are ignored, no status of the program would be kept.
     let child_ends = process::take_child_ends();
+    // Agents are nobody's children. Where the first process of the namespace waits for none (a container's `sleep infinity`), each would
+    // stay a zombie: they come here, as do processes that the program leaves behind.
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let processors = process::processors();
     // Two at least: one may wait for the other's event.
     let handlers = processors.len().clamp(2, 16);
@@ -314,6 +317,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     if left == Left::Nobody {
         pager.keeper.end();
     }
+    reap();
     let (status, elapsed) = result.map_err(|source| RunError::Program {
         program: options.program.to_string_lossy().into_owned(),
         source,
@@ -368,6 +372,11 @@ fn wait_for(program: &Child) -> io::Result<ExitStatus> {
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Takes the status of all children that have ended.
+fn reap() {
+    while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
 }
 
 /// Who has memory of this run when it ends.
@@ -431,7 +440,7 @@ fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) -> Left {
             ));
         }
         drop(spaces);
-        while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+        reap();
         thread::sleep(timing::DESCENDANTS_INTERVAL);
     }
 }

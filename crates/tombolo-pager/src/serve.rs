@@ -83,7 +83,7 @@ impl Pager {
         let page = fault.page;
         let is_evictor = fault.thread == self.evictor_thread.load(Ordering::Relaxed);
         if let Some(index) = space.control_page(page) {
-            return self.serve_control(space, table, index, is_evictor);
+            return self.serve_control(space, table, index, fault.thread, is_evictor);
         }
         let agent = space.agent().is_some_and(|agent| agent.own_pid == fault.thread);
         let access = Access { write: fault.write, protected: fault.protected, agent };

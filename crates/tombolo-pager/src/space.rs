@@ -192,6 +192,8 @@ pub struct Space {
     program: Mutex<Option<Arc<Program>>>,
     /// The agent after its program has ended, until it has ended, too.
     retired: Mutex<Option<Arc<Agent>>>,
+    /// The process that has forked it, as this process sees it; 0: none, or it has no name.
+    pub parent_pid: u32,
     /// When it began.
     pub began: Instant,
     /// It was said that it has no agent.
@@ -257,7 +259,8 @@ impl Space {
     /// The space of a forked child, which has everything where its parent has it.
     pub fn child(&self, index: u32, uffd: Userfaultfd, token: u64) -> Self {
         let addresses = [self.control, self.requests];
-        Self::with_addresses(index, uffd, token, addresses, self.changes_unseen())
+        let parent_pid = self.named_program().map_or(0, |program| program.pid);
+        Self { parent_pid, ..Self::with_addresses(index, uffd, token, addresses, self.changes_unseen()) }
     }
 
     fn with_addresses(
@@ -279,6 +282,7 @@ impl Space {
             has_agent: AtomicBool::new(false),
             program: Mutex::new(None),
             retired: Mutex::new(None),
+            parent_pid: 0,
             began: Instant::now(),
             told: AtomicBool::new(false),
             ending: AtomicBool::new(false),

@@ -10,7 +10,7 @@
 //!
 //! It is no child of the program's either: a program that waits for all its children (`__WALL`, as strace
 //! does) would wait for it. An intermediate process makes it and ends, and the kernel gives it to the reaper
-//! of orphans: the first process of the pid namespace, or the nearest subreaper. Only where the program itself
+//! of orphans: the supervisor, or the first process of another pid namespace. Only where the program itself
 //! is that reaper would this make matters worse (an adopted child is seen by every `wait`), and there the agent
 //! is its child, seen by `__WALL` and `__WCLONE` alone. No tracer of the program traces it.
 //!

@@ -1,4 +1,4 @@
-/* What the allocator needs around a fork. It has no fork handlers of its own, and a child inherits what
+/* What the allocator needs of this library, above all around a fork. It has no fork handlers of its own, and a child inherits what
  * other threads of its parent were in the middle of, while those threads do not exist there:
  *
  * - the list of abandoned segments, perhaps half changed: fork takes its lock first, and the child makes
@@ -43,6 +43,13 @@ bool tombolo_heap_before_fork(void) {
 /* Releases it again. */
 void tombolo_heap_after_fork(void) {
   mi_lock_release(&shared()->abandoned_os_lock);
+}
+
+/* The allocator's alone, not the program's. It would give each mapping a name, which nobody asks for, and by a call that a program may have
+ * forbidden itself. */
+__attribute__((visibility("hidden"))) int prctl(int option, ...) {
+  (void)option;
+  return -1;
 }
 
 /* Whether another thread may be in the middle of something. */

@@ -1,11 +1,12 @@
-//! `malloc` and its family, over mimalloc, whose memory comes from our `mmap`.
+//! `malloc` and its family, over mimalloc, whose memory comes from our `mmap`. What programs expect of glibc's holds: each block
+//! is aligned to 16 bytes, `realloc` to nothing frees, and `free` keeps `errno`.
 
 use core::cell::Cell;
 
 use libc::{c_int, c_void, size_t};
 use libmimalloc_sys as mi;
 
-use crate::sys::set_errno;
+use crate::sys::{errno, set_errno};
 
 unsafe extern "C" {
     // See fork.c.
@@ -47,16 +48,25 @@ pub fn in_child(parent_had_threads: bool) {
     unsafe { tombolo_heap_in_child(parent_had_threads) }
 }
 
+/// As of glibc's `malloc`, and of what C has as the strictest type.
+const ALIGNMENT: size_t = 16;
+/// mimalloc aligns blocks of at least so many bytes to 16, and smaller ones to 8.
+const SIZE_LEAST: size_t = 9;
+
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(size: size_t) -> *mut c_void {
     // SAFETY: no precondition.
-    or_no_memory(unsafe { mi::mi_malloc(size) })
+    or_no_memory(unsafe { mi::mi_malloc(size.max(SIZE_LEAST)) })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn calloc(count: size_t, size: size_t) -> *mut c_void {
+    let Some(bytes) = count.checked_mul(size) else {
+        set_errno(libc::ENOMEM);
+        return core::ptr::null_mut();
+    };
     // SAFETY: no precondition.
-    or_no_memory(unsafe { mi::mi_calloc(count, size) })
+    or_no_memory(unsafe { mi::mi_zalloc(bytes.max(SIZE_LEAST)) })
 }
 
 /// # Safety
@@ -64,8 +74,13 @@ pub extern "C" fn calloc(count: size_t, size: size_t) -> *mut c_void {
 /// As POSIX says: `block` is null or came from this family and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(block: *mut c_void, size: size_t) -> *mut c_void {
+    if size == 0 && !block.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { free(block) };
+        return core::ptr::null_mut();
+    }
     // SAFETY: the caller's promise.
-    or_no_memory(unsafe { mi::mi_realloc(block, size) })
+    or_no_memory(unsafe { mi::mi_realloc(block, size.max(SIZE_LEAST)) })
 }
 
 /// # Safety
@@ -86,8 +101,11 @@ pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: size_t, size: s
 /// As for [`realloc`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
+    // Memory that goes back to the kernel may be locked, which the kernel refuses.
+    let before = errno();
     // SAFETY: the caller's promise.
-    unsafe { mi::mi_free(block) }
+    unsafe { mi::mi_free(block) };
+    set_errno(before);
 }
 
 /// # Safety
@@ -105,7 +123,7 @@ fn aligned(alignment: size_t, size: size_t) -> *mut c_void {
         return core::ptr::null_mut();
     }
     // SAFETY: the alignment is a power of two.
-    or_no_memory(unsafe { mi::mi_malloc_aligned(size, alignment) })
+    or_no_memory(unsafe { mi::mi_malloc_aligned(size.max(SIZE_LEAST), alignment.max(ALIGNMENT)) })
 }
 
 #[unsafe(no_mangle)]
@@ -137,7 +155,7 @@ pub unsafe extern "C" fn posix_memalign(block: *mut *mut c_void, alignment: size
         return libc::EINVAL;
     }
     // SAFETY: the alignment is a power of two.
-    let made = unsafe { mi::mi_malloc_aligned(size, alignment) };
+    let made = unsafe { mi::mi_malloc_aligned(size.max(SIZE_LEAST), alignment.max(ALIGNMENT)) };
     if made.is_null() {
         return libc::ENOMEM;
     }

@@ -27,6 +27,7 @@ mod commands;
 mod control;
 mod forking;
 mod heap;
+mod loading;
 mod memory;
 #[allow(dead_code, reason = "some of it is for the other end")]
 mod protocol;

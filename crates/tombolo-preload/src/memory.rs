@@ -110,7 +110,7 @@ fn take_changing() -> bool {
     while let Err(holder) = CHANGING.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
         // In a child that was made by a raw system call, it is a thread of the parent: forget it.
         forking::attach_if_forked();
-        if FORKING.load(Ordering::SeqCst) != 0 {
+        let is_look = if FORKING.load(Ordering::SeqCst) != 0 {
             let is_look = sys::futex_wait(&CHANGING, holder, FORK_LOOK_MS);
             let now = sys::processor_time_ns(holder);
             if now != used {
@@ -121,11 +121,13 @@ fn take_changing() -> bool {
             if idle_looks == FORK_IDLE_LOOKS {
                 return false;
             }
+            is_look
         } else {
-            sys::futex_wait(&CHANGING, holder, RECHECK_MS);
-        }
+            sys::futex_wait(&CHANGING, holder, RECHECK_MS)
+        };
         // Else the thread was killed inside the call.
-        if !sys::shares_memory(holder)
+        if is_look
+            && !sys::shares_memory(holder)
             && CHANGING.compare_exchange(holder, own, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         {
             break;
@@ -323,6 +325,31 @@ pub extern "C" fn process_madvise(
         call(pieces, count, advice)
     };
     with_errno(advised) as ssize_t
+}
+
+/// `UFFDIO_REGISTER`.
+const REGISTER_FOR_FAULTS: usize = 0xc020_aa00;
+
+/// A program that serves page faults of its own memory gets it back first: a range has one userfaultfd at most.
+///
+/// The variadic third argument arrives in its register whether it was passed or not.
+///
+/// # Safety
+///
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(descriptor: c_int, request: libc::c_ulong, argument: usize) -> c_int {
+    if request as usize == REGISTER_FOR_FAULTS && start::far() {
+        let mut range: Piece = [0; 2];
+        if sys::read_own(argument, &mut range).is_ok() {
+            // Where it is not possible, the kernel says that the range is in use.
+            let _ = localise(range[0], range[1]);
+        }
+    }
+    // SAFETY: what a program may pass to ioctl(2) is the program's business.
+    with_errno(unsafe {
+        sys::call(libc::SYS_ioctl, [descriptor as usize, request as usize, argument, 0, 0, 0])
+    }) as c_int
 }
 
 /// Where a piece begins, and its length.

@@ -7,7 +7,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::protocol::{VARIABLE, VERSION};
-use crate::sys::call;
+use crate::sys::{self, call};
 use crate::{agent, control, forking};
 
 const NOT_YET: u32 = 0;
@@ -105,6 +105,7 @@ fn establish() -> Result<(), i32> {
         // The agent would be the first process of that namespace, and the program's own child the second.
         return Err(libc::ECHILD);
     }
+    sys::learn_numbers();
     forking::establish()?;
     control::establish().and_then(|()| agent::start(0)).inspect_err(|_| {
         control::abandon();

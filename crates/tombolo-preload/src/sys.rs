@@ -7,7 +7,7 @@
 //! of the thread that made it, so it may not touch thread-local storage at all.
 
 use core::arch::asm;
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::protocol::PAGE_BYTES;
 
@@ -149,10 +149,34 @@ pub fn futex_wait(word: &AtomicU32, value: u32, limit_ms: i64) -> bool {
     unsafe { call(libc::SYS_futex, arguments) == Err(libc::ETIMEDOUT) }
 }
 
-/// The number of the calling thread.
-pub fn thread_id() -> u32 {
+/// Where glibc has the number of a thread, from the thread pointer on.
+const NUMBER_OFFSET: usize = 0x2d0;
+static LIBC_KNOWS_NUMBERS: AtomicBool = AtomicBool::new(false);
+
+fn number_by_libc() -> u32 {
+    let number: u32;
+    // SAFETY: glibc's structure of a thread lies there, and is longer than that.
+    unsafe {
+        asm!("mov {0:e}, dword ptr fs:[{1}]", out(reg) number, in(reg) NUMBER_OFFSET, options(nostack, readonly));
+    }
+    number
+}
+
+/// Looks whether libc has the number of the first thread where it is expected to be. Called once, before any other thread exists.
+pub fn learn_numbers() {
+    LIBC_KNOWS_NUMBERS.store(ask_thread_id() == number_by_libc(), Ordering::Relaxed);
+}
+
+fn ask_thread_id() -> u32 {
     // SAFETY: gettid(2) takes nothing.
     unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(1) as u32
+}
+
+/// The number of the calling thread, as libc has it: a program that has forbidden itself most system calls may go on without this one. In
+/// a child that was made by `vfork` it is the number of the thread that waits for it; in one that was made by a raw system call, of the
+/// thread that made that.
+pub fn thread_id() -> u32 {
+    if LIBC_KNOWS_NUMBERS.load(Ordering::Relaxed) { number_by_libc() } else { ask_thread_id() }
 }
 
 /// Whether a thread lives and has this memory: it is of this process, or of one that shares its memory, as
@@ -223,6 +247,11 @@ pub fn with_errno(result: Result) -> isize {
             -1
         }
     }
+}
+
+pub fn errno() -> i32 {
+    // SAFETY: __errno_location returns this thread's own errno.
+    unsafe { *libc::__errno_location() }
 }
 
 pub fn set_errno(code: i32) {

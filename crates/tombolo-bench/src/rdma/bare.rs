@@ -20,7 +20,7 @@ use tombolo_wire::{
 };
 
 use super::floor::Rate;
-use super::{ANSWER_TIMEOUT, AREA, BYTES, LONG, Places, SAMPLES, WARM_UP, WINDOW};
+use super::{ANSWER_TIMEOUT, AREA, BYTES, Places, SAMPLES, WARM_UP, WINDOW, long};
 use crate::summary::{Samples, Summary};
 use crate::{Failure, this_binary};
 
@@ -268,7 +268,7 @@ fn rate(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Resu
         rounds += 1;
         if rounds == WARM_UP.min(64) {
             (done, since) = (0, Instant::now());
-        } else if rounds > 64 && (done >= BYTES || since.elapsed() >= LONG) {
+        } else if rounds > 64 && (done >= BYTES || since.elapsed() >= long()) {
             return Ok(Some(done as f64 / since.elapsed().as_secs_f64()));
         }
     }
@@ -307,7 +307,7 @@ fn trip(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Resu
         if number >= WARM_UP {
             samples.note(since.elapsed().as_nanos() as u64 / 2);
         }
-        if number > WARM_UP && begin.elapsed() > LONG / 2 {
+        if number > WARM_UP && begin.elapsed() > long() / 2 {
             break;
         }
     }

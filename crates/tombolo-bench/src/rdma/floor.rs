@@ -9,7 +9,7 @@ use tombolo_host::process;
 use tombolo_host::shared::SharedMemory;
 
 use super::bare::{self, Load, Trip};
-use super::{ANSWER_TIMEOUT, AREA, BYTES, LONG, Places, WARM_UP};
+use super::{ANSWER_TIMEOUT, AREA, BYTES, Places, WARM_UP, long};
 use crate::Failure;
 
 /// What the machine does at best.
@@ -111,7 +111,7 @@ fn copies(sizes: &[Size], populate: fn(&SharedMemory, usize, usize)) -> Result<V
             let at = places.next();
             to.span_mut(at, size)?.copy_from(from.span(at, size)?);
             done += size_bytes;
-            if round > WARM_UP && (done >= 4 * BYTES || (round % 16 == 0 && since.elapsed() >= LONG)) {
+            if round > WARM_UP && (done >= 4 * BYTES || (round % 16 == 0 && since.elapsed() >= long())) {
                 break;
             }
         }

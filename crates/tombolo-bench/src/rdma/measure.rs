@@ -7,7 +7,7 @@ use std::time::Instant;
 use tombolo_client::{Atomic, Notification, Spec, Transfer};
 
 use super::pair::Pair;
-use super::{ANSWER_TIMEOUT, BYTES, DISCARD, ECHO, LONG, Operation, Places, SAMPLES, WARM_UP, WINDOW, WORDS};
+use super::{ANSWER_TIMEOUT, BYTES, DISCARD, ECHO, Operation, Places, SAMPLES, WARM_UP, WINDOW, WORDS, long};
 use crate::Failure;
 use crate::summary::{Samples, Summary};
 
@@ -84,7 +84,7 @@ impl Pair {
             {
                 oldest.wait(ANSWER_TIMEOUT)?;
             }
-            if number > WARM_UP && begin.elapsed() > LONG {
+            if number > WARM_UP && begin.elapsed() > long() {
                 break;
             }
         }
@@ -130,7 +130,7 @@ impl Pair {
             done += size as u64;
             if number == WARM_UP.min(64) {
                 (done, since) = (0, Instant::now());
-            } else if number > WARM_UP && (done >= BYTES || (number % 16 == 0 && since.elapsed() >= LONG)) {
+            } else if number > WARM_UP && (done >= BYTES || (number % 16 == 0 && since.elapsed() >= long())) {
                 break;
             }
         }

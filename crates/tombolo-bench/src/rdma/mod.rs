@@ -2,6 +2,7 @@
 //! two, or with nodes inside the programs, beside what the machine can do at best.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -45,6 +46,9 @@ pub struct Arguments {
     /// Sizes of the transfers, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "16,64,256,1K,4K,16K,64K,256K,1M")]
     sizes: Vec<Size>,
+    /// How long each figure is measured, in milliseconds.
+    #[arg(long, default_value_t = 250)]
+    milliseconds: u64,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -110,7 +114,12 @@ const WARM_UP: usize = 200;
 /// Each measurement ends when this much has been done, or this long has passed.
 const SAMPLES: usize = 20_000;
 const BYTES: u64 = 1 << 30;
-const LONG: Duration = Duration::from_millis(250);
+static LONG_MS: AtomicU64 = AtomicU64::new(0);
+
+fn long() -> Duration {
+    Duration::from_millis(LONG_MS.load(Ordering::Relaxed))
+}
+
 /// Transfers under way at once while throughput is measured.
 const WINDOW: usize = 16;
 /// How long either side waits for the other; nothing that is measured takes nearly as long.
@@ -250,6 +259,7 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Failure> {
 
 /// Runs it.
 pub fn main(arguments: &Arguments) -> Result<(), Failure> {
+    LONG_MS.store(arguments.milliseconds, Ordering::Relaxed);
     // A thread of its own: its pin is its own, too.
     let outcome = std::thread::scope(|scope| scope.spawn(|| measure(arguments)).join());
     let outcome = outcome.map_err(|_| Failure::new("the measuring thread failed"))??;

@@ -18,9 +18,10 @@
 //! before any other ([`Replacement::pop_retry`]): at its turn, behind all others, another fork may have shared it again.
 //!
 //! The queues hold names of pages, not pages: a name whose page is no longer
-//! resident is dropped when it comes up.
+//! resident is dropped when it comes up. Those of spaces that have ended go together, when they are many: where room is never short,
+//! none comes up.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::page::{AGE_MASK, LIVES_MAX, Page};
 use super::prefetch::AHEAD_MOST;
@@ -80,9 +81,16 @@ pub struct Replacement {
     left: u32,
     /// Pages that were shared when they were to leave; agents have been told to make them their processes' own.
     retries: VecDeque<PageName>,
+    /// Spaces that have ended, of which there are names.
+    ended: BTreeSet<u32>,
+    /// How many, at most.
+    ended_names: usize,
     limit_pages: usize,
     evictions: u64,
 }
+
+/// Fewer names of spaces that have ended stay where they are: 32 KiB.
+const ENDED_LEAST: usize = 4096;
 
 /// For each page of the refused queue that comes up, so many pages of the other queues come up. It bounds what tries cost where the kernel
 /// refuses nearly all pages that are local (decision 19).
@@ -114,6 +122,8 @@ impl Replacement {
             others: 0,
             left: 0,
             retries: VecDeque::new(),
+            ended: BTreeSet::new(),
+            ended_names: 0,
             limit_pages,
             evictions: 0,
         }
@@ -183,6 +193,28 @@ impl Replacement {
         } else {
             self.main.pop_front()
         }
+    }
+
+    /// A space has ended, of whose pages so many have names here. Its number is given to no other.
+    pub fn ended(&mut self, space: u32, names: usize) {
+        if names == 0 {
+            return;
+        }
+        self.ended.insert(space);
+        self.ended_names += names;
+        // All are looked at, but each time a third of them goes: so each is looked at three times, on average.
+        if self.ended_names < ENDED_LEAST || self.ended_names < self.names() / 3 {
+            return;
+        }
+        for queue in [&mut self.small, &mut self.main, &mut self.refused, &mut self.retries] {
+            queue.retain(|name| !self.ended.contains(&name.space()));
+        }
+        self.ended.clear();
+        self.ended_names = 0;
+    }
+
+    fn names(&self) -> usize {
+        self.small.len() + self.main.len() + self.refused.len() + self.retries.len()
     }
 
     /// Now, on the coarse clock.
@@ -277,6 +309,30 @@ mod tests {
             replacement.reinsert(name(10_000 + page));
         }
         assert!(pops < 20_000, "{pops}");
+    }
+
+    #[test]
+    fn names_of_spaces_that_have_ended_go() {
+        let mut replacement = Replacement::new(1000);
+        for page in 0..1000 {
+            replacement.insert(name(page), None);
+        }
+        for space in 1..=400 {
+            for page in 0..1000 {
+                let name = PageName::new(space, page);
+                match page % 3 {
+                    0 => replacement.refused(name),
+                    1 => replacement.reinsert(name),
+                    _ => {
+                        replacement.insert(name, None);
+                    }
+                }
+            }
+            replacement.ended(space, 1000);
+            assert!(replacement.names() < 8000, "{} names", replacement.names());
+        }
+        let left = std::iter::from_fn(|| replacement.pop()).filter(|name| name.space() == 0);
+        assert!(left.map(PageName::page).eq(0..1000), "those of others stay, in their order");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::Location;
 
 /// A lender of a store: one life of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LenderId(pub u16);
+pub struct LenderId(pub u32);
 
 /// A page that a lender has lent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,7 +32,7 @@ impl Place {
 
     /// Its lender.
     pub fn lender(self) -> LenderId {
-        LenderId((self.0.get() >> 32) as u16)
+        LenderId(((self.0.get() & !MARK) >> 32) as u32)
     }
 
     fn number(self) -> u32 {
@@ -337,7 +337,7 @@ impl Lenders {
     }
 
     pub(super) fn add(&mut self, newcomer: Newcomer) -> LenderId {
-        let id = LenderId(self.all.len() as u16);
+        let id = LenderId(self.all.len() as u32);
         self.all.push(Lender {
             newcomer,
             state: LenderState::Active,
@@ -360,15 +360,15 @@ impl Lenders {
     }
 
     pub(super) fn get(&self, id: LenderId) -> Option<&Lender> {
-        self.all.get(usize::from(id.0))
+        self.all.get(id.0 as usize)
     }
 
     pub(super) fn get_mut(&mut self, id: LenderId) -> Option<&mut Lender> {
-        self.all.get_mut(usize::from(id.0))
+        self.all.get_mut(id.0 as usize)
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = LenderId> + use<> {
-        (0..self.all.len() as u16).map(LenderId)
+        (0..self.all.len() as u32).map(LenderId)
     }
 
     /// Those that are alive.
@@ -436,8 +436,8 @@ impl Lenders {
         let (id, left) = match current {
             Some(id) => (id, stream.left),
             None => {
-                let count = self.all.len() as u16;
-                let after = stream.lender.map_or(copy as u16, |id| id.0 + 1);
+                let count = self.all.len() as u32;
+                let after = stream.lender.map_or(copy as u32, |id| id.0 + 1);
                 let next = (0..count)
                     .map(|step| LenderId(after.wrapping_add(step) % count))
                     .find(|&id| self.get(id).is_some_and(|lender| may(id, lender)))?;
@@ -520,7 +520,7 @@ impl Lenders {
 
     /// Where a page is mapped here.
     pub(super) fn direct(&self, place: Place) -> Option<u64> {
-        let segment = self.all.get(usize::from(place.lender().0))?.segments.get(place.segment())?;
+        let segment = self.all.get(place.lender().0 as usize)?.segments.get(place.segment())?;
         segment.direct.map(|base| base + (u64::from(place.page()) << 12))
     }
 
@@ -576,7 +576,7 @@ mod tests {
         let mut lenders = lenders(&[&[3], &[2, 100]]);
         let taken: Vec<Place> = std::iter::from_fn(|| lenders.take(0, &[], None)).collect();
         assert_eq!(taken.len(), 105);
-        let order: Vec<(u16, u32)> =
+        let order: Vec<(u32, u32)> =
             taken.iter().take(7).map(|place| (place.lender().0, place.page())).collect();
         assert_eq!(order, [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 0), (1, 1)]);
         let mut sorted = taken.clone();

@@ -53,24 +53,24 @@ enum Event {
     },
     /// A lender answers.
     Answer {
-        lender: u16,
+        lender: u32,
         pages: u32,
     },
     /// What a lender was asked for has failed.
     NoAnswer {
-        lender: u16,
+        lender: u32,
     },
     /// A silent lender becomes suspect, is heard again, or is given up. The number says which silence is meant.
     Suspect {
-        lender: u16,
+        lender: u32,
         silence: u64,
     },
     Heard {
-        lender: u16,
+        lender: u32,
         silence: u64,
     },
     Dead {
-        lender: u16,
+        lender: u32,
         silence: u64,
     },
     /// A direct read ends.
@@ -125,7 +125,7 @@ struct Known {
     /// One copy of it was changed behind the store's back.
     is_rotten: bool,
     /// The lenders that have had it when that was looked at last.
-    last: Vec<u16>,
+    last: Vec<u32>,
 }
 
 struct World {
@@ -156,9 +156,9 @@ struct World {
     /// Slots with too few copies when that was looked at last.
     degraded: u64,
     /// The lenders that were silent then.
-    suspects: BTreeSet<u16>,
+    suspects: BTreeSet<u32>,
     /// Pages of each lender where late bytes were announced.
-    never_free: HashMap<u16, u64>,
+    never_free: HashMap<u32, u64>,
 }
 
 fn checksum(contents: u64) -> u32 {
@@ -221,7 +221,7 @@ impl World {
         let host = self.random.below(3);
         let newcomer = Newcomer { host, distance: u32::from(!is_direct), round_trip_ns: 100 * US };
         let id = self.store.add_lender(newcomer);
-        assert_eq!(usize::from(id.0), self.lenders.len());
+        assert_eq!(id.0 as usize, self.lenders.len());
         let is_readable = is_direct && self.random.one_in(2);
         self.lenders.push(Lender { capacity, is_direct, is_readable, ..Lender::default() });
     }
@@ -246,11 +246,11 @@ impl World {
     fn carry_out(&mut self, action: Action) {
         match action {
             Action::Borrow { lender, pages } => {
-                let delay = self.delay(usize::from(lender.0));
+                let delay = self.delay(lender.0 as usize);
                 self.at(delay, Event::Answer { lender: lender.0, pages });
             }
             Action::GiveBack { lender: id, segment } => {
-                let lender = &mut self.lenders[usize::from(id.0)];
+                let lender = &mut self.lenders[id.0 as usize];
                 let pages = lender.lent.remove(&segment).expect("it was lent");
                 let is_there = |doing: &&Doing| doing.at.lender == id && doing.at.segment == segment;
                 let left = self.doing.values().find(is_there).filter(|doing| !doing.is_late);
@@ -259,7 +259,7 @@ impl World {
                 lender.memory.retain(|(of, _), _| *of != segment);
             }
             Action::Write { io, to, from, pages } => {
-                let at = usize::from(to.lender.0);
+                let at = to.lender.0 as usize;
                 self.check_write(to, pages);
                 let fails = self.lenders[at].is_dead || (!self.is_healed && self.random.one_in(100));
                 let io = io.into_word();
@@ -285,7 +285,7 @@ impl World {
                 }
             }
             Action::Read { io, from, buffer } => {
-                let at = usize::from(from.lender.0);
+                let at = from.lender.0 as usize;
                 self.check_read(from);
                 let lender = &self.lenders[at];
                 let fails = lender.is_dead && !lender.is_readable;
@@ -328,7 +328,7 @@ impl World {
                 self.release_one(slot);
             }
             Action::Drained { lender } => {
-                let lender = &mut self.lenders[usize::from(lender.0)];
+                let lender = &mut self.lenders[lender.0 as usize];
                 assert!(
                     lender.lent.is_empty() || lender.is_dead,
                     "drained, and it still lends {:?}",
@@ -348,7 +348,7 @@ impl World {
 
     /// Nothing else uses the pages that are to be written.
     fn check_write(&self, to: Location, pages: u32) {
-        let lender = &self.lenders[usize::from(to.lender.0)];
+        let lender = &self.lenders[to.lender.0 as usize];
         assert!(lender.lent[&to.segment] >= to.page + pages, "a write behind the end of a segment");
         for doing in self.doing.values() {
             let is_apart = doing.at.lender != to.lender
@@ -360,12 +360,12 @@ impl World {
     }
 
     fn check_read(&self, from: Location) {
-        let lender = &self.lenders[usize::from(from.lender.0)];
+        let lender = &self.lenders[from.lender.0 as usize];
         assert!(lender.lent.contains_key(&from.segment), "a read of a segment that was given back");
     }
 
     fn contents_of(&self, location: Location) -> u64 {
-        let memory = &self.lenders[usize::from(location.lender.0)].memory;
+        let memory = &self.lenders[location.lender.0 as usize].memory;
         memory.get(&(location.segment, location.page)).copied().unwrap_or(0)
     }
 
@@ -378,7 +378,7 @@ impl World {
                 None => unreachable!("a write"),
             };
             let skipped = self.planted == Planted::NotMade && self.random.one_in(20);
-            let lender = &mut self.lenders[usize::from(doing.at.lender.0)];
+            let lender = &mut self.lenders[doing.at.lender.0 as usize];
             if !lender.is_dead && !skipped {
                 lender.memory.insert((doing.at.segment, doing.at.page + page), contents);
             }
@@ -396,7 +396,7 @@ impl World {
         } else if !is_late_planted && !doing.is_late {
             self.doing.remove(&io);
         }
-        let lender = &self.lenders[usize::from(doing.at.lender.0)];
+        let lender = &self.lenders[doing.at.lender.0 as usize];
         let is_gone = lender.is_dead && (doing.from.is_some() || !lender.is_readable);
         let ended = if doing.is_late {
             Ended::MayStillArrive
@@ -417,11 +417,11 @@ impl World {
     }
 
     /// A lender says nothing for a while.
-    fn silence(&mut self, lender: u16, length_ns: u64) {
+    fn silence(&mut self, lender: u32, length_ns: u64) {
         self.sequence += 1;
         let silence = self.sequence;
         let until_ns = self.now_ns + length_ns;
-        let state = &mut self.lenders[usize::from(lender)];
+        let state = &mut self.lenders[lender as usize];
         (state.silence, state.silent_until_ns) = (silence, until_ns);
         // What was under way there waits, too.
         let held: Vec<u64> = self
@@ -463,8 +463,8 @@ impl World {
         self.at(OUTAGE_NS, Event::Dead { lender, silence });
     }
 
-    fn kill(&mut self, lender: u16) {
-        let state = &mut self.lenders[usize::from(lender)];
+    fn kill(&mut self, lender: u32) {
+        let state = &mut self.lenders[lender as usize];
         if state.is_dead {
             return;
         }
@@ -493,12 +493,11 @@ impl World {
         let lenders = &self.lenders;
         let store = &self.store;
         let is_suspect =
-            |lender: &u16| store.lender(LenderId(*lender)).is_some_and(|lender| lender.is_suspect);
-        let is_gone = |lender: &u16| {
-            lenders[usize::from(*lender)].is_dead && !lenders[usize::from(*lender)].is_readable
-        };
+            |lender: &u32| store.lender(LenderId(*lender)).is_some_and(|lender| lender.is_suspect);
+        let is_gone =
+            |lender: &u32| lenders[*lender as usize].is_dead && !lenders[*lender as usize].is_readable;
         for (slot, known) in self.slots.iter_mut().filter(|(_, known)| known.stored && !known.is_rotten) {
-            let now: Vec<u16> =
+            let now: Vec<u32> =
                 store.places(*slot).into_iter().flatten().map(|place| place.lender().0).collect();
             if let [only] = now[..]
                 && let [_, _] = known.last[..]
@@ -521,7 +520,7 @@ impl World {
                 known.last = now;
             }
         }
-        self.suspects = (0..self.lenders.len() as u16).filter(is_suspect).collect();
+        self.suspects = (0..self.lenders.len() as u32).filter(is_suspect).collect();
     }
 
     /// A slot is lost only if no lender has its contents any more.
@@ -530,7 +529,7 @@ impl World {
         for (&slot, known) in self.slots.iter().filter(|(_, known)| known.stored) {
             let is_lost = self.store.is_lost(slot);
             let is_there = self.store.places(slot).into_iter().flatten().any(|place| {
-                let lender = &self.lenders[usize::from(place.lender().0)];
+                let lender = &self.lenders[place.lender().0 as usize];
                 !lender.is_dead || lender.is_readable
             });
             assert_eq!(is_lost, !is_there, "slot {slot}: {:?}", self.store.places(slot));
@@ -633,7 +632,7 @@ impl World {
     /// Nothing else uses a page that the front end writes directly.
     fn check_direct(&self, lender: usize, (segment, page): (u64, u32)) {
         for doing in self.doing.values() {
-            let is_there = usize::from(doing.at.lender.0) == lender
+            let is_there = doing.at.lender.0 as usize == lender
                 && doing.at.segment == segment
                 && (doing.at.page..doing.at.page + doing.pages).contains(&page);
             assert!(!is_there, "a page is used again before what was under way there has ended");
@@ -692,21 +691,21 @@ impl World {
                 }
             }
             88..94 => {
-                let lender = self.random.below(self.lenders.len() as u64) as u16;
-                let state = &self.lenders[usize::from(lender)];
+                let lender = self.random.below(self.lenders.len() as u64) as u32;
+                let state = &self.lenders[lender as usize];
                 if !state.is_dead && state.silence == 0 {
                     let length_ns = if self.random.one_in(4) { 10 * S } else { 1 + self.random.below(4 * S) };
                     self.silence(lender, length_ns);
                 }
             }
             94..95 => {
-                let lender = self.random.below(self.lenders.len() as u64) as u16;
+                let lender = self.random.below(self.lenders.len() as u64) as u32;
                 if self.random.one_in(2) {
                     self.kill(lender);
                 }
             }
             95..96 => {
-                let lender = self.random.below(self.lenders.len() as u64) as u16;
+                let lender = self.random.below(self.lenders.len() as u64) as u32;
                 if self.random.one_in(2) {
                     let _ = self.store.drain(LenderId(lender));
                 }
@@ -737,7 +736,7 @@ impl World {
         let place = if self.random.one_in(2) { one } else { other };
         let Some(location) = self.store.location(place) else { return };
         known.is_rotten = true;
-        let lender = &mut self.lenders[usize::from(location.lender.0)];
+        let lender = &mut self.lenders[location.lender.0 as usize];
         lender.memory.insert((location.segment, location.page), u64::MAX);
     }
 
@@ -747,14 +746,14 @@ impl World {
             Event::Land { io, again } => self.land(io, again),
             Event::End { io } => self.ended(io),
             Event::Answer { lender, pages } => {
-                let state = &mut self.lenders[usize::from(lender)];
+                let state = &mut self.lenders[lender as usize];
                 if state.is_dead {
                     return;
                 }
                 if !self.is_healed && self.random.one_in(20) {
                     return self.store.lent(self.now_ns, LenderId(lender), Err(Refused::Failed));
                 }
-                let state = &mut self.lenders[usize::from(lender)];
+                let state = &mut self.lenders[lender as usize];
                 if state.capacity < pages {
                     let refused = Refused::HasOnly(state.capacity);
                     return self.store.lent(self.now_ns, LenderId(lender), Err(refused));
@@ -767,24 +766,24 @@ impl World {
                 self.store.lent(self.now_ns, LenderId(lender), Ok(Lent { segment, pages, direct }));
             }
             Event::NoAnswer { lender } => {
-                if !self.lenders[usize::from(lender)].is_dead {
+                if !self.lenders[lender as usize].is_dead {
                     self.store.lent(self.now_ns, LenderId(lender), Err(Refused::Failed));
                 }
             }
             Event::Suspect { lender, silence } => {
-                if self.lenders[usize::from(lender)].silence == silence {
+                if self.lenders[lender as usize].silence == silence {
                     self.store.set_suspect(self.now_ns, LenderId(lender), true);
                 }
             }
             Event::Heard { lender, silence } => {
-                let state = &mut self.lenders[usize::from(lender)];
+                let state = &mut self.lenders[lender as usize];
                 if state.silence == silence {
                     state.silence = 0;
                     self.store.set_suspect(self.now_ns, LenderId(lender), false);
                 }
             }
             Event::Dead { lender, silence } => {
-                if self.lenders[usize::from(lender)].silence == silence {
+                if self.lenders[lender as usize].silence == silence {
                     self.kill(lender);
                 }
             }
@@ -865,7 +864,7 @@ impl World {
             if self.lenders[drained].is_dead {
                 continue;
             }
-            let _ = self.store.drain(LenderId(drained as u16));
+            let _ = self.store.drain(LenderId(drained as u32));
             for _ in 0..if drained + 1 < first { 1 } else { 30 } {
                 let pause = self.random.below(2 * MS);
                 self.run_for(pause);
@@ -879,13 +878,13 @@ impl World {
             let lenders = world.lenders[..=first].iter().enumerate();
             let open = lenders.filter(|(_, lender)| !lender.is_dead && !lender.drained);
             // A page whose only copy is rotten is never moved, one where a write may still arrive never free.
-            let ends = |id: usize| !world.rots && !world.never_free.contains_key(&(id as u16));
+            let ends = |id: usize| !world.rots && !world.never_free.contains_key(&(id as u32));
             open.map(|(id, _)| id).find(|id| ends(*id))
         };
         for _ in 0..2000 {
             let Some(id) = waits(self) else { break };
             // It was refused while the others were silent.
-            let _ = self.store.drain(LenderId(id as u16));
+            let _ = self.store.drain(LenderId(id as u32));
             let pause = self.random.below(10 * MS);
             self.run_for(pause);
             // What there is stays about as much.
@@ -961,7 +960,7 @@ impl World {
         self.event(Event::Poll);
         self.run_for(60 * S);
         assert_eq!(self.store.used(), 0);
-        for (id, lender) in (0u16..).zip(&self.lenders) {
+        for (id, lender) in (0u32..).zip(&self.lenders) {
             let status = self.store.lender(LenderId(id)).expect("a lender");
             let never_free = self.never_free.get(&id).copied().unwrap_or(0);
             assert!(

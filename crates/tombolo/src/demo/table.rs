@@ -175,7 +175,7 @@ mod tests {
         let mut findings = Findings {
             link: Link::Shm,
             identical: true,
-            programs: vec![found("sort", 1.0, None), found("store", 10.5, None)],
+            programs: vec![found("sort", 1.0, None), found("store", 10.8, None)],
             left_out: Vec::new(),
         };
         let text = finding(&findings);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tombolo_host::testing::left_out;
 use tombolo_random::Seeds;
 
-use crate::common::{Lender, Link, Outcome, Program, Scratch, compiled, needs};
+use crate::common::{Lender, Link, Outcome, Program, Scratch, compiled, needs, sized};
 use crate::paths::relay::Relay;
 
 /// How long one run disturbs itself.
@@ -112,8 +112,9 @@ fn evicted(link: Option<Link>, loses: Option<u64>) {
     needs!();
     let (nodes, lender) = (Nodes::start_with(link, loses), Lender::start(Link::Shm, "1G"));
     let [near, far, node] = &nodes.arguments;
-    let program = Program::new(&[&program("evicted"), near, far, node, "48"]);
-    let outcome = program.patience(Duration::from_secs(180)).remote("256M").run_on(&[&lender], "16M");
+    let program = Program::new(&[program("evicted").as_str(), near, far, node, sized("24", "48")]);
+    let outcome =
+        program.patience(Duration::from_secs(180)).remote("256M").run_on(&[&lender], sized("8M", "16M"));
     assert_eq!((outcome.code(), outcome.text().as_str()), (0, "every cell is right\n"), "{}", outcome.stderr);
     for node in &nodes.nodes {
         assert_eq!(

@@ -117,9 +117,9 @@ fn an_interrupted_demo_leaves_nothing_behind() {
         // A sort on far memory.
         while {
             let members = members(pid);
-            let has = |part: &str| members.iter().any(|command| command.contains(part));
-            !has(" run --insecure")
-                || !members.iter().any(|command| command.contains("/sort ") && !command.contains(" run "))
+            let has = |is_it: &dyn Fn(&str) -> bool| members.iter().any(|command| is_it(command));
+            !has(&|command| command.contains(" run --insecure"))
+                || !has(&|command| command.starts_with("sort "))
         } {
             assert!(since.elapsed() < PATIENCE, "the demo does not get going");
             std::thread::sleep(Duration::from_millis(20));

@@ -65,6 +65,22 @@ fn a_program_that_gives_something_up_forks_as_before() {
     }
 }
 
+/// A program that has forbidden itself what its own libc does not call is not ended for what the preloaded library calls.
+#[test]
+fn a_program_that_allows_itself_little_uses_its_memory() {
+    needs!("cc");
+    let outcome = far(Link::Shm, "sandboxed", "8M", &[]);
+    assert!(outcome.counter("pages_out") > 0, "{:#}", outcome.report());
+}
+
+/// As QEMU, Firecracker's handlers and libfabric do.
+#[test]
+fn a_program_serves_page_faults_of_its_own() {
+    needs!("cc");
+    let outcome = far(Link::Shm, "own_faults", "8M", &[]);
+    assert!(outcome.counter("pages_out") > 0, "{:#}", outcome.report());
+}
+
 #[test]
 fn what_the_kernel_accesses_without_waiting_is_local() {
     needs!("cc");
@@ -385,6 +401,72 @@ pub fn children_of(parent: u32) -> Vec<(u32, String)> {
             (words.next()?.parse() == Ok(parent)).then_some((pid, state))
         })
         .collect()
+}
+
+/// The first process of a container often waits for nobody, as `sleep infinity` does: agents do not stay zombies there.
+#[test]
+fn agents_are_reaped_where_the_first_process_reaps_nobody() {
+    needs!("cc", "unshare", "python3");
+    if !rustix::process::geteuid().is_root() {
+        return left_out("namespaces need privileges");
+    }
+    let lender = Lender::start(Link::Shm, "512M");
+    // It waits for the run alone, and then looks who is left.
+    let script = r#"
+import os, sys, time
+run = os.fork()
+if run == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+_, status = os.waitpid(run, 0)
+def states():
+    for name in os.listdir('/proc'):
+        if name.isdigit():
+            try:
+                yield open(f'/proc/{name}/stat').read().rsplit(')', 1)[1].split()[0]
+            except OSError:
+                pass
+print(status, sum(state == 'Z' for state in states()))
+"#;
+    let forks = "for i in $(seq 20); do env true; (true; true); done";
+    let words = ["unshare", "-pf", "--kill-child", "--mount-proc", "python3", "-c", script, TOMBOLO, "run"];
+    let mut command = Command::new(path_of(words[0]));
+    command.args(&words[1..]).args([
+        "--insecure",
+        "--from",
+        lender.address(),
+        "--local",
+        "8M",
+        "--remote",
+        "64M",
+    ]);
+    command.args(["--", "sh", "-c", forks]);
+    let outcome = Running::start(command, Vec::new()).wait(PATIENCE);
+    // The keeper ends after the run.
+    let left: u32 = outcome.text().trim().strip_prefix("0 ").and_then(|left| left.parse().ok()).unwrap_or(99);
+    assert!(left <= 1, "{}{}", outcome.text(), outcome.stderr);
+}
+
+/// What the supervisor keeps of a child ends with it.
+#[test]
+fn four_hundred_children_leave_nothing_in_the_supervisor() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "512M");
+    let words = [compiled("forking_in_turn", &[]), "16".into(), "400".into()];
+    let run = Program::new(&words).remote("64M").start_on(&[&lender], "64M");
+    let resident = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", run.pid())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("it has memory");
+        line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).expect("a number")
+    };
+    run.output_with("100 children", PATIENCE);
+    let before_kib = resident();
+    run.output_with("500 children", PATIENCE);
+    let after_kib = resident();
+    send(run.program_pid(), Signal::USR1);
+    let outcome = run.wait(PATIENCE);
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    // Each had 4,096 pages, with names of 8 bytes.
+    assert!(after_kib < before_kib + 2048, "{before_kib} KiB, then {after_kib}");
 }
 
 #[test]

@@ -30,6 +30,11 @@ fn ordinary() -> u32 {
     sized(32, 512)
 }
 
+/// The same where each page takes several times as long.
+fn over_udp() -> u32 {
+    sized(16, 512)
+}
+
 #[test]
 fn eight_threads_find_their_patterns_shm() {
     needs!("cc");
@@ -39,7 +44,7 @@ fn eight_threads_find_their_patterns_shm() {
 #[test]
 fn eight_threads_find_their_patterns_udp() {
     needs!("cc");
-    far("threads", Link::Udp, 1, ordinary(), &[]);
+    far("threads", Link::Udp, 1, over_udp(), &[]);
 }
 
 #[test]
@@ -51,7 +56,7 @@ fn eight_threads_find_their_patterns_on_two_lenders() {
 #[test]
 fn eight_threads_find_their_patterns_on_two_lenders_udp() {
     needs!("cc");
-    far("threads", Link::Udp, 2, ordinary(), &[]);
+    far("threads", Link::Udp, 2, over_udp(), &[]);
 }
 
 #[test]
@@ -77,13 +82,13 @@ fn a_forked_child_keeps_its_snapshot_shm() {
 #[test]
 fn a_forked_child_keeps_its_snapshot_udp() {
     needs!("cc");
-    forking("snapshot", 3, Link::Udp, 1, ordinary(), &[]);
+    forking("snapshot", 3, Link::Udp, 1, over_udp(), &[]);
 }
 
 #[test]
 fn a_forked_child_keeps_its_snapshot_on_two_lenders() {
     needs!("cc");
-    forking("snapshot", 3, Link::Udp, 2, ordinary(), &[]);
+    forking("snapshot", 3, Link::Udp, 2, over_udp(), &[]);
 }
 
 #[test]
@@ -196,7 +201,7 @@ fn the_heap_keeps_contents_shm() {
 #[test]
 fn the_heap_keeps_contents_udp() {
     needs!("cc");
-    far("heap", Link::Udp, 1, ordinary(), &[]);
+    far("heap", Link::Udp, 1, over_udp(), &[]);
 }
 
 #[test]

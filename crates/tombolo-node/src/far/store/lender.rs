@@ -363,8 +363,16 @@ impl FarStore {
             let warm = (0..pieces).map(|_| AtomicBool::new(false)).collect();
             let window = Arc::new(Window { memory, warm });
             let base = window.base();
+            // A window that is in use would be lost from the lists, and unmapped with pages in it.
+            let mut windows = lender.windows.lock();
+            if windows.contains_key(&segment) {
+                drop(windows);
+                self.say_once(twice(address, segment));
+                return Err(none);
+            }
             self.windows.write().insert(base, window.clone());
-            lender.windows.lock().insert(segment, window);
+            windows.insert(segment, window);
+            drop(windows);
             if lender.is_lost() {
                 // `peer_lost` has given up the windows before this one was in the list.
                 self.unmap(lender, segment);
@@ -374,7 +382,19 @@ impl FarStore {
         } else {
             None
         };
-        lender.segments.lock().push(segment);
+        let mut segments = lender.segments.lock();
+        if segments.contains(&segment) {
+            drop(segments);
+            self.say_once(twice(address, segment));
+            return Err(none);
+        }
+        segments.push(segment);
         Ok(Lent { segment, pages, direct })
     }
+}
+
+/// A lender lends what it has lent to this node already.
+fn twice(lender: &Address, segment: u64) -> String {
+    let reason = format!("it has lent segment {segment} already");
+    BorrowError::WrongSegment { lender: lender.clone(), reason }.to_string()
 }

@@ -292,7 +292,7 @@ impl FarStore {
     }
 
     fn lender(&self, id: LenderId) -> Option<Arc<Lender>> {
-        self.lenders().get(usize::from(id.0)).cloned()
+        self.lenders().get(id.0 as usize).cloned()
     }
 
     /// Drives the node, and deals with what came of it.
