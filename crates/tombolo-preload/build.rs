@@ -8,6 +8,8 @@ fn main() {
     // The loader runs this library's constructor before those of all others, so its fork handlers are
     // registered before theirs: what a fork holds, it takes last and releases first.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,initfirst");
+    // These are called by the allocator alone.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap=prctl,--wrap=syscall");
     // As libmimalloc-sys compiles the allocator: the structures depend on it.
     cc::Build::new()
         .file("src/fork.c")

@@ -216,17 +216,69 @@ pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// How many seccomp filters a process has; where `parent` is given, of a child of that one. `None`: the number is another process's, or
-/// nobody's.
-pub fn seccomp_filters(pid: u32, parent: Option<u32>) -> Option<u32> {
+/// From now on a panic of any thread ends this process, by SIGABRT, once it has been said.
+pub fn abort_on_panic() {
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        std::process::abort();
+    }));
+}
+
+/// Where a process stands among others.
+#[derive(Clone, Copy, Debug)]
+struct Kin {
+    parent: u32,
+    group: u32,
+    session: u32,
+}
+
+fn kin(pid: u32) -> Option<Kin> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may contain anything. After it: the state, and these three.
+    let mut fields =
+        text.rsplit_once(')')?.1.split_ascii_whitespace().skip(1).map(|field| field.parse().ok());
+    Some(Kin { parent: fields.next()??, group: fields.next()??, session: fields.next()?? })
+}
+
+/// A process has stopped whose parent has ended, and which is this one's child since. Where that was the shell whose job it is, nobody
+/// lets it go on: then its group gets what the kernel sends to such a group, SIGHUP and SIGCONT.
+pub fn end_stop_of_orphans(pid: u32) {
+    let Some(stopped) = kin(pid) else { return };
+    let own = std::process::id();
+    let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let kins = numbers.filter_map(|entry| kin(entry.file_name().to_str()?.parse().ok()?));
+    let has_shell = kins.filter(|kin| kin.group == stopped.group && kin.parent != own).any(|member| {
+        kin(member.parent)
+            .is_some_and(|parent| parent.session == stopped.session && parent.group != stopped.group)
+    });
+    // This one's own group is its caller's business.
+    let is_own = kin(own).is_some_and(|kin| kin.group == stopped.group);
+    if !has_shell
+        && !is_own
+        && let Some(group) = rustix::process::Pid::from_raw(stopped.group.cast_signed())
+    {
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::HUP);
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::CONT);
+    }
+}
+
+/// How many seccomp filters a process has, and whose child it is: its number may be another process's.
+#[derive(Clone, Copy, Debug)]
+pub struct Filters {
+    /// How many.
+    pub count: u32,
+    /// The number of its parent.
+    pub parent: u32,
+}
+
+/// How many seccomp filters a process has. `None`: there is no such process, or the kernel has no filters.
+pub fn seccomp_filters(pid: u32) -> Option<Filters> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let number = |name: &str| -> Option<u32> {
         status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
     };
-    if parent.is_some() && parent != number("PPid:") {
-        return None;
-    }
-    number("Seccomp_filters:")
+    Some(Filters { count: number("Seccomp_filters:")?, parent: number("PPid:")? })
 }
 
 /// A thread of this process that has its memory still: the first may have ended before others.

@@ -286,6 +286,8 @@ impl Reception {
         let token = Space::new_token()?;
         let make = |index| Ok(Space::new(index, uffd, hello, token));
         let space = self.pager.add_space(make)?;
+        let filters = process::seccomp_filters(program.pid).map_or(0, |filters| filters.count);
+        space.filters.store(filters, Ordering::Relaxed);
         self.pager.poll_space(&space)?;
         Ok((space, gate, program))
     }

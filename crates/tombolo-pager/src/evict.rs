@@ -215,8 +215,9 @@ impl Evictor {
                 let mut table = space.lock();
                 // An agent without a command can be given one; without an agent, nothing leaves.
                 let able = space.has_agent() && table.command == 0;
-                // It has lost its agent, and gets no other.
-                let stays = !space.has_agent() && space.named_program().is_some();
+                // It has lost its agent, or may have none, and gets no other.
+                let gets_none = space.agent_refused.load(Ordering::Relaxed);
+                let stays = !space.has_agent() && (space.named_program().is_some() || gets_none);
                 for &(name, is_retry) in run {
                     let entry = table.states.get(name.page());
                     if entry.state() != State::Resident || stays {

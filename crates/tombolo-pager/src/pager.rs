@@ -95,8 +95,6 @@ pub struct Pager {
     spare: Mutex<Vec<std::fs::File>>,
     /// Holds every userfaultfd, and ends the programs if this process is lost.
     pub keeper: Keeper,
-    /// How many seccomp filters each program has from its beginning on.
-    pub(crate) filters: u32,
     /// What was said once is not said again.
     said: Mutex<Vec<&'static str>>,
 }
@@ -195,7 +193,6 @@ impl Pager {
             unserved: Mutex::new(Vec::new()),
             spare: Mutex::new((0..SPARE).map_while(|_| std::fs::File::open("/dev/null").ok()).collect()),
             keeper,
-            filters: process::seccomp_filters(std::process::id(), None).unwrap_or(0),
             said: Mutex::new(Vec::new()),
         })
     }

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tombolo_core::pager::{PAGE_BYTES, Page, PageName, State};
@@ -61,8 +62,16 @@ fn around_control(space: &Space, start: u64, end: u64) -> [(u64, u64); 2] {
 impl Pager {
     /// Whether a forked child has seccomp filters that its program did not begin with. Where it is in another pid namespace, its number
     /// says nothing.
-    fn has_filters_of_its_own(&self, space: &Space, thread: u32) -> bool {
-        process::seccomp_filters(thread, Some(space.parent_pid)).is_some_and(|filters| filters > self.filters)
+    fn has_filters_of_its_own(space: &Space, thread: u32) -> bool {
+        if space.agent_refused.load(Ordering::Relaxed) {
+            return true;
+        }
+        // Its parent may have ended already: then it is here.
+        let parents = [space.parent.pid, Some(std::process::id())];
+        let found = process::seccomp_filters(thread).filter(|found| parents.contains(&Some(found.parent)));
+        let has_more = found.is_some_and(|found| found.count > space.parent.filters);
+        space.agent_refused.store(has_more, Ordering::Relaxed);
+        has_more
     }
 
     /// A thread of the program touched a page of the control area, or the evictor one that it was to read.
@@ -76,7 +85,7 @@ impl Pager {
     ) -> Step {
         let answer = match index {
             // What makes an agent is more than a program needs that has forbidden itself system calls, and it may end by them.
-            ATTACH_PAGE if self.has_filters_of_its_own(space, thread) => Answer::default(),
+            ATTACH_PAGE if Self::has_filters_of_its_own(space, thread) => Answer::default(),
             ATTACH_PAGE => Answer { served: 1, value: space.token, number: 0 },
             _ if (REQUEST_PAGE..REQUEST_PAGE + REQUESTS).contains(&index) => {
                 // The kernel hands out faults before other events. A range that this request names may be the

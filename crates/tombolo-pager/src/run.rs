@@ -238,6 +238,8 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     if options.local_bytes < LOCAL_LEAST_BYTES {
         return Err(RunError::LimitTooSmall(options.local_bytes));
     }
+    // Half a supervisor would leave programs waiting for ever; without any, the keeper ends them.
+    process::abort_on_panic();
     let directory = set_up("its directory", RunDirectory::new(options.library))?;
     // Where the ends of children are ignored, no status of the program would be kept.
     let child_ends = process::take_child_ends();
@@ -364,7 +366,8 @@ impl Started {
 /// one gets the orphans in it, among them the agents: they are reaped on the way. (So is a keeper that was ended.)
 fn wait_for(program: &Child) -> io::Result<ExitStatus> {
     loop {
-        match rustix::process::wait(WaitOptions::empty()) {
+        match rustix::process::wait(WaitOptions::UNTRACED) {
+            Ok(Some((pid, status))) if status.stopped() => stopped(pid, Some(program)),
             Ok(Some((pid, status))) if pid.as_raw_pid().cast_unsigned() == program.id() => {
                 return Ok(ExitStatus::from_raw(status.as_raw()));
             }
@@ -374,9 +377,21 @@ fn wait_for(program: &Child) -> io::Result<ExitStatus> {
     }
 }
 
-/// Takes the status of all children that have ended.
+/// A child has stopped. The program itself is whoever's who has started this process.
+fn stopped(pid: rustix::process::Pid, program: Option<&Child>) {
+    let pid = pid.as_raw_pid().cast_unsigned();
+    if program.is_none_or(|program| program.id() != pid) {
+        process::end_stop_of_orphans(pid);
+    }
+}
+
+/// Takes the status of all children that have ended or stopped.
 fn reap() {
-    while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+    while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+        if status.stopped() {
+            stopped(pid, None);
+        }
+    }
 }
 
 /// Who has memory of this run when it ends.

@@ -168,6 +168,15 @@ impl Agent {
     }
 }
 
+/// The process that has forked another one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parent {
+    /// Its number, as this process sees it, if an agent has named it.
+    pub pid: Option<u32>,
+    /// How many seccomp filters the program had that its family begins with.
+    pub filters: u32,
+}
+
 /// One address space.
 #[derive(Debug)]
 pub struct Space {
@@ -192,8 +201,13 @@ pub struct Space {
     program: Mutex<Option<Arc<Program>>>,
     /// The agent after its program has ended, until it has ended, too.
     retired: Mutex<Option<Arc<Agent>>>,
-    /// The process that has forked it, as this process sees it; 0: none, or it has no name.
-    pub parent_pid: u32,
+    /// What is known of the process that has forked it.
+    pub parent: Parent,
+    /// Its program has more seccomp filters than the one had from which it descends: it gets no agent, nor do those that it forks.
+    /// Filters never go away.
+    pub agent_refused: AtomicBool,
+    /// How many seccomp filters the program had when its agent was made; of a forked child, its parent's.
+    pub filters: AtomicU32,
     /// When it began.
     pub began: Instant,
     /// It was said that it has no agent.
@@ -259,8 +273,17 @@ impl Space {
     /// The space of a forked child, which has everything where its parent has it.
     pub fn child(&self, index: u32, uffd: Userfaultfd, token: u64) -> Self {
         let addresses = [self.control, self.requests];
-        let parent_pid = self.named_program().map_or(0, |program| program.pid);
-        Self { parent_pid, ..Self::with_addresses(index, uffd, token, addresses, self.changes_unseen()) }
+        let parent = Parent {
+            pid: self.named_program().map(|program| program.pid),
+            filters: self.filters.load(Ordering::Relaxed),
+        };
+        let refused = self.agent_refused.load(Ordering::Relaxed);
+        Self {
+            parent,
+            agent_refused: AtomicBool::new(refused),
+            filters: AtomicU32::new(parent.filters),
+            ..Self::with_addresses(index, uffd, token, addresses, self.changes_unseen())
+        }
     }
 
     fn with_addresses(
@@ -282,7 +305,9 @@ impl Space {
             has_agent: AtomicBool::new(false),
             program: Mutex::new(None),
             retired: Mutex::new(None),
-            parent_pid: 0,
+            parent: Parent::default(),
+            agent_refused: AtomicBool::new(false),
+            filters: AtomicU32::new(0),
             began: Instant::now(),
             told: AtomicBool::new(false),
             ending: AtomicBool::new(false),

@@ -15,8 +15,8 @@
 //! is its child, seen by `__WALL` and `__WCLONE` alone. No tracer of the program traces it.
 //!
 //! The program can write all of the agent's memory. So that a program which gives up
-//! privileges cannot take them back through its agent, the agent's system calls are
-//! limited to those that it needs (`limit_system_calls`).
+//! privileges cannot take them back through its agent, the agent gives up its own, and its system calls are
+//! limited to those that it needs, on what it has (`limit_system_calls`).
 
 use core::cell::UnsafeCell;
 use core::mem::size_of;
@@ -163,10 +163,14 @@ extern "C" fn main() -> ! {
         let _ = call(libc::SYS_prctl, [libc::PR_SET_NAME as usize, NAME.as_ptr() as usize, 0, 0, 0, 0]);
         let _ = call(libc::SYS_close_range, [0, u32::MAX as usize, 0, 0, 0, 0]);
         let _ = call(libc::SYS_setsid, [0; 6]);
+        // It keeps no file system busy, and is not as patient as its program may be.
+        let _ = call(libc::SYS_chdir, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]);
+        let _ = call(libc::SYS_setpriority, [libc::PRIO_PROCESS as usize, 0, 0, 0, 0, 0]);
     }
     match introduce() {
         Ok(held) => {
-            limit_system_calls();
+            drop_privileges();
+            limit_system_calls(&held);
             report(READY);
             match commands::obey(&held) {
                 End::NothingToServe => exit(0),
@@ -345,53 +349,141 @@ fn introduce() -> Result<Held, i32> {
     Ok(Held { socket, userfaultfd, program, gate })
 }
 
-/// From now on this process can make only the system calls that an agent makes. Where
-/// the kernel has no seccomp, it goes on without.
-fn limit_system_calls() {
-    const ALLOWED: [libc::c_long; 11] = [
-        libc::SYS_ioctl,
-        libc::SYS_madvise,
-        libc::SYS_munlock,
-        libc::SYS_read,
-        libc::SYS_sendto,
-        libc::SYS_sched_yield,
-        libc::SYS_futex,
-        libc::SYS_pidfd_send_signal,
-        libc::SYS_ppoll,
-        libc::SYS_exit,
-        libc::SYS_exit_group,
-    ];
+/// Of all privileges only that of ending the program remains, which may have another user by then. Taking another user itself would make the
+/// program undumpable; this does not.
+fn drop_privileges() {
+    const VERSION_3: u32 = 0x2008_0522;
+    const KILL: u32 = 1 << 5;
+    let header = [VERSION_3, 0];
+    // Effective, permitted and inheritable ones; those from the 32nd on behind them.
+    let mut held = [0u32; 6];
+    let (header, pointer) = (header.as_ptr() as usize, held.as_mut_ptr() as usize);
+    // SAFETY: a header, and as much data as its version has.
+    unsafe {
+        if call(libc::SYS_capget, [header, pointer, 0, 0, 0, 0]).is_err() {
+            return;
+        }
+        // The kernel has written it; the compiler does not know.
+        let permitted = core::ptr::read_volatile(&raw const held[1]) & KILL;
+        let kept = [permitted, permitted, 0, 0, 0, 0];
+        let _ = call(libc::SYS_capset, [header, kept.as_ptr() as usize, 0, 0, 0, 0]);
+    }
+}
+
+/// What an argument of a system call has to be: 32 bits of it, from this offset on in what a filter sees.
+#[derive(Clone, Copy)]
+struct Is(u32, u32);
+
+/// The low half of an argument, which is all that the kernel takes of descriptors, requests and signals.
+const fn low(argument: u32) -> u32 {
+    16 + 8 * argument
+}
+
+const fn high(argument: u32) -> u32 {
+    low(argument) + 4
+}
+
+/// A filter of system calls that is being written.
+struct Filter {
+    steps: [libc::sock_filter; Self::STEPS_MAX],
+    length: usize,
+}
+
+impl Filter {
+    const STEPS_MAX: usize = 96;
     const LOAD_WORD: u16 = 0x20;
     const JUMP_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
-    const ARCHITECTURE_X86_64: u32 = 0xC000_003E;
-    const ERRNO: u32 = 0x0005_0000;
+    const REFUSE: u32 = 0x0005_0000 | libc::EPERM as u32;
     const ALLOW: u32 = 0x7fff_0000;
-    let step = |code: u16, k: u32, yes: u8, no: u8| libc::sock_filter { code, jt: yes, jf: no, k };
-    let count = ALLOWED.len();
-    let mut filter = [step(RETURN, ERRNO | libc::EPERM as u32, 0, 0); 16];
-    filter[0] = step(LOAD_WORD, 4, 0, 0);
-    filter[1] = step(JUMP_EQUAL, ARCHITECTURE_X86_64, 0, count as u8 + 1);
-    filter[2] = step(LOAD_WORD, 0, 0, 0);
-    for (index, &number) in ALLOWED.iter().enumerate() {
-        // Past the other comparisons and the refusal.
-        filter[3 + index] = step(JUMP_EQUAL, number as u32, (count - index) as u8, 0);
+
+    /// All calls of another architecture are refused.
+    fn new() -> Self {
+        const ARCHITECTURE_X86_64: u32 = 0xC000_003E;
+        // What is not written refuses.
+        let refusal = libc::sock_filter { code: Self::RETURN, jt: 0, jf: 0, k: Self::REFUSE };
+        let mut filter = Self { steps: [refusal; Self::STEPS_MAX], length: 0 };
+        filter.add(Self::LOAD_WORD, 4, 0);
+        // Over the refusal behind it.
+        filter.steps[1] = libc::sock_filter { code: Self::JUMP_EQUAL, jt: 1, jf: 0, k: ARCHITECTURE_X86_64 };
+        filter.length = 3;
+        filter
     }
-    filter[3 + count] = step(RETURN, ERRNO | libc::EPERM as u32, 0, 0);
-    filter[4 + count] = step(RETURN, ALLOW, 0, 0);
-    let program = libc::sock_fprog { len: 5 + count as u16, filter: filter.as_mut_ptr() };
-    const SET_MODE_FILTER: usize = 1;
-    // SAFETY: a filter of the length given, copied by the kernel.
-    unsafe {
-        let _ = call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0]);
-        let _ =
-            call(libc::SYS_seccomp, [SET_MODE_FILTER, 0, core::ptr::from_ref(&program) as usize, 0, 0, 0]);
+
+    fn add(&mut self, code: u16, k: u32, otherwise: usize) {
+        if let Some(step) = self.steps.get_mut(self.length) {
+            *step = libc::sock_filter { code, jt: 0, jf: otherwise as u8, k };
+        }
+        self.length += 1;
     }
+
+    /// Allows a call if all of that is so; else what is allowed after it counts.
+    fn allow(&mut self, number: libc::c_long, conditions: &[Is]) {
+        let end = self.length + 3 + 2 * conditions.len();
+        self.add(Self::LOAD_WORD, 0, 0);
+        self.add(Self::JUMP_EQUAL, number as u32, end - self.length - 1);
+        for &Is(offset, value) in conditions {
+            self.add(Self::LOAD_WORD, offset, 0);
+            self.add(Self::JUMP_EQUAL, value, end - self.length - 1);
+        }
+        self.add(Self::RETURN, Self::ALLOW, 0);
+    }
+
+    /// Puts it in force for good.
+    fn install(&self) {
+        const SET_MODE_FILTER: usize = 1;
+        // With the refusal behind what was written.
+        let program =
+            libc::sock_fprog { len: self.length as u16 + 1, filter: self.steps.as_ptr().cast_mut() };
+        // SAFETY: a filter of the length given, copied by the kernel.
+        unsafe {
+            let _ = call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0]);
+            let program = core::ptr::from_ref(&program) as usize;
+            let _ = call(libc::SYS_seccomp, [SET_MODE_FILTER, 0, program, 0, 0, 0]);
+        }
+    }
+}
+
+/// From now on this process can make only the system calls that an agent makes, on what an agent has. Where
+/// the kernel has no seccomp, it goes on without.
+fn limit_system_calls(held: &Held) {
+    let mut filter = Filter::new();
+    filter.allow(libc::SYS_ioctl, &[Is(low(0), held.userfaultfd as u32), Is(low(1), commands::MOVE as u32)]);
+    for advice in
+        [libc::MADV_DONTNEED, libc::MADV_POPULATE_WRITE, control::GUARD_INSTALL, control::GUARD_REMOVE]
+    {
+        filter.allow(libc::SYS_madvise, &[Is(low(2), advice as u32)]);
+    }
+    let (start, length) = control::area();
+    let area = [Is(low(0), start as u32), Is(high(0), (start >> 32) as u32), Is(low(1), length as u32)];
+    filter.allow(libc::SYS_munlock, &area);
+    filter.allow(libc::SYS_read, &[Is(low(0), held.socket as u32)]);
+    filter.allow(libc::SYS_sendto, &[Is(low(0), held.socket as u32), Is(low(4), 0), Is(high(4), 0)]);
+    let kill = [Is(low(0), held.program as u32), Is(low(1), libc::SIGKILL as u32)];
+    filter.allow(libc::SYS_pidfd_send_signal, &kill);
+    for harmless in
+        [libc::SYS_sched_yield, libc::SYS_futex, libc::SYS_ppoll, libc::SYS_exit, libc::SYS_exit_group]
+    {
+        filter.allow(harmless, &[]);
+    }
+    filter.install();
+}
+
+/// Whether the supervisor has hung up.
+pub fn has_lost_its_supervisor(held: &Held) -> bool {
+    let mut socket = libc::pollfd { fd: held.socket as i32, events: 0, revents: 0 };
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let (pointer, time) = (core::ptr::from_mut(&mut socket) as usize, core::ptr::from_ref(&now) as usize);
+    // SAFETY: one descriptor, and no wait.
+    let polled = unsafe { call(libc::SYS_ppoll, [pointer, 1, time, 0, 0, 0]) };
+    // SAFETY: the kernel has written it; the compiler does not know.
+    let found = unsafe { core::ptr::read_volatile(&raw const socket.revents) };
+    matches!(polled, Ok(1..)) && found & (libc::POLLHUP | libc::POLLERR) != 0
 }
 
 /// The supervisor is gone and with it the memory that it kept: no thread may go on. A program that has ended is there,
 /// and takes signals, until its parent asks for its status, which may be never; its descriptor tells that it has.
-fn end_program(held: &Held, error: i32) -> ! {
+pub fn end_program(held: &Held, error: i32) -> ! {
     loop {
         // SAFETY: a descriptor and integers.
         let sent =

@@ -17,7 +17,7 @@ static LOADED: extern "C" fn() = loaded;
 extern "C" fn loaded() {
     // Looked up now: dlsym may lock and allocate, which a vfork child must not. A program in local memory
     // needs the real functions, too.
-    for real in [&SPAWN, &SPAWN_BY_PATH, &EXEC_BY_PATH, &crate::loading::LOAD] {
+    for real in [&SPAWN, &SPAWN_BY_PATH, &EXEC_BY_PATH, &crate::loading::LOAD, &crate::memory::CONTROL] {
         real.address();
     }
     unwaited::find_real_functions();

@@ -14,7 +14,7 @@ use crate::protocol::{
 };
 use crate::sys::{self, call};
 use crate::timing::{GATE_SPINS, RECHECK_MS};
-use crate::{control, memory};
+use crate::{agent, control, memory};
 
 const BUFFER_WORDS: usize = 2 * SPANS_MAX + 2;
 struct Buffer(UnsafeCell<[u64; BUFFER_WORDS]>);
@@ -123,7 +123,11 @@ fn through_gate<T>(held: &Held, command: u32, work: impl FnOnce() -> T) -> Optio
             && (holder == waited
                 || gate.compare_exchange(holder, waited, Ordering::Relaxed, Ordering::Relaxed).is_ok())
         {
-            sys::futex_wait(gate, waited, RECHECK_MS);
+            let is_over = sys::futex_wait(gate, waited, RECHECK_MS);
+            // A supervisor that was killed may have held it.
+            if is_over && agent::has_lost_its_supervisor(held) {
+                agent::end_program(held, libc::ECONNRESET);
+            }
         }
     }
     let cancelled = gate_word(held, CANCELLED_OFFSET).load(Ordering::Acquire) == command;
@@ -184,9 +188,11 @@ fn move_pages(held: &Held, command: u32, spans: usize, count: usize, moved: &mut
     }
 }
 
+/// `UFFDIO_MOVE`.
+pub const MOVE: usize = 0xC028_AA05;
+
 /// Moves up to `pages` pages; returns how many were moved, and why no more (0: all were).
 fn move_some(held: &Held, target: usize, source: usize, pages: usize) -> (usize, i32) {
-    const MOVE: usize = 0xC028_AA05;
     let mut request = [target, source, pages * PAGE_BYTES, 0, 0];
     let pointer = core::ptr::from_mut(&mut request) as usize;
     // SAFETY: the target is the staging area, the source a range that the supervisor names; the

@@ -14,6 +14,9 @@ use crate::protocol::{
 };
 use crate::sys::{self, call};
 
+pub const GUARD_INSTALL: i32 = 102;
+pub const GUARD_REMOVE: i32 = 103;
+
 /// First address of the area; 0 while there is none.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 /// A bit for each place that is taken.
@@ -50,6 +53,11 @@ pub fn base() -> usize {
     BASE.load(Ordering::Acquire)
 }
 
+/// The whole area: its first address, and its bytes.
+pub fn area() -> (usize, usize) {
+    (base(), CONTROL_PAGES * PAGE_BYTES)
+}
+
 /// Where the supervisor finds the requests.
 pub fn requests_address() -> usize {
     PLACES.0.get() as usize
@@ -65,8 +73,6 @@ pub fn staging() -> usize {
 /// Neither works on locked memory: where the program has locked all of its own (`mlockall`), the area
 /// is unlocked again.
 pub fn drop_pages(first: usize, pages: usize) -> bool {
-    const GUARD_INSTALL: i32 = 102;
-    const GUARD_REMOVE: i32 = 103;
     let (start, length) = (base() + first * PAGE_BYTES, pages * PAGE_BYTES);
     let drop = || {
         if sys::advise(start, length, GUARD_INSTALL).is_ok() {
@@ -75,7 +81,8 @@ pub fn drop_pages(first: usize, pages: usize) -> bool {
             sys::advise(start, length, libc::MADV_DONTNEED).is_ok()
         }
     };
-    drop() || (sys::unlock(base(), CONTROL_PAGES * PAGE_BYTES).is_ok() && drop())
+    let (start, length) = area();
+    drop() || (sys::unlock(start, length).is_ok() && drop())
 }
 
 /// Drops what lies in the staging area; returns whether that was possible.

@@ -13,7 +13,9 @@
 #include <mimalloc/atomic.h>
 #include <mimalloc/prim.h>
 
+#include <errno.h>
 #include <sched.h>
+#include <sys/syscall.h>
 
 /* Whether the process never had a second thread, or has none any more; an older C library does not say. */
 extern char __libc_single_threaded __attribute__((weak));
@@ -45,10 +47,31 @@ void tombolo_heap_after_fork(void) {
   mi_lock_release(&shared()->abandoned_os_lock);
 }
 
-/* The allocator's alone, not the program's. It would give each mapping a name, which nobody asks for, and by a call that a program may have
- * forbidden itself. */
-__attribute__((visibility("hidden"))) int prctl(int option, ...) {
+/* What the allocator calls instead of libc's (see build.rs); a debugger that is told to call libc's does not meet it. It would give each
+ * mapping a name, which nobody asks for, and by a call that a program may have forbidden itself. */
+__attribute__((visibility("hidden"))) int __wrap_prctl(int option, ...) {
   (void)option;
+  return -1;
+}
+
+/* The same. It would ask on which node of memory each piece of its heap is wanted, by such a call: nobody knows, since
+ * pages come and go. */
+__attribute__((visibility("hidden"))) long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f) {
+  if (number == SYS_getcpu) {
+    if (a) *(unsigned *)a = 0;
+    if (b) *(unsigned *)b = 0;
+    return 0;
+  }
+  long result;
+  register long fourth __asm__("r10") = d;
+  register long fifth __asm__("r8") = e;
+  register long sixth __asm__("r9") = f;
+  __asm__ volatile("syscall"
+                   : "=a"(result)
+                   : "a"(number), "D"(a), "S"(b), "d"(c), "r"(fourth), "r"(fifth), "r"(sixth)
+                   : "rcx", "r11", "memory");
+  if (result >= 0 || result < -4095) return result;
+  errno = (int)-result;
   return -1;
 }
 

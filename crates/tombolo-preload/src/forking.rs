@@ -128,8 +128,12 @@ fn claim_child() -> bool {
 /// A child that was made by a raw system call has no agent yet: no fork handler has run.
 pub fn attach_if_forked() {
     let Some(word) = progress() else { return };
-    if word.load(Ordering::Acquire) == BEGUN {
+    let progress = word.load(Ordering::Acquire);
+    if progress == BEGUN {
         return;
+    }
+    if progress == 0 {
+        sys::learn_numbers();
     }
     if claim_child() {
         heap::forks().set(0);

@@ -10,16 +10,15 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, c_uint, c_void, off_t, size_t, ssize_t};
 
+use crate::control::{GUARD_INSTALL, GUARD_REMOVE};
 use crate::protocol::{
     CHANGES_OFFSET, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, LOCALISE_ANONYMOUS,
     PAGE_BYTES, REGISTER,
 };
+use crate::real::Real;
 use crate::sys::{self, with_errno};
 use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
 use crate::{agent, control, forking, start};
-
-const GUARD_INSTALL: c_int = 102;
-const GUARD_REMOVE: c_int = 103;
 
 /// Mappings with these flags stay local.
 const UNFIT: c_int =
@@ -99,14 +98,21 @@ fn wait_for_drops() {
     }
 }
 
+/// So many waits that were ended by something else than the time, and it is asked whether the other one lives.
+const WAITS_PER_LOOK: u32 = 256;
+
 /// Waits until no other thread is in such a call. `false`: nothing is to be released, because this one is
 /// already in one, which a signal handler has interrupted, or because a fork waits for this one.
 fn take_changing() -> bool {
-    let own = sys::thread_id();
+    let mut own = sys::thread_id();
     if CHANGING.load(Ordering::Relaxed) == own {
-        return false;
+        // Or it is another one's, which shares libc's structure of a thread with this one.
+        own = sys::ask_thread_id();
+        if CHANGING.load(Ordering::Relaxed) == own {
+            return false;
+        }
     }
-    let (mut used, mut idle_looks) = (0, 0);
+    let (mut used, mut idle_looks, mut waits) = (0, 0, 0u32);
     while let Err(holder) = CHANGING.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
         // In a child that was made by a raw system call, it is a thread of the parent: forget it.
         forking::attach_if_forked();
@@ -121,12 +127,14 @@ fn take_changing() -> bool {
             if idle_looks == FORK_IDLE_LOOKS {
                 return false;
             }
-            is_look
+            false
         } else {
             sys::futex_wait(&CHANGING, holder, RECHECK_MS)
         };
-        // Else the thread was killed inside the call.
-        if is_look
+        waits += 1;
+        // Else the thread was killed inside the call. It is seldom asked, by calls that libc does not make; but also where signals end
+        // each wait.
+        if (is_look || waits.is_multiple_of(WAITS_PER_LOOK))
             && !sys::shares_memory(holder)
             && CHANGING.compare_exchange(holder, own, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         {
@@ -328,7 +336,7 @@ pub extern "C" fn process_madvise(
 }
 
 /// `UFFDIO_REGISTER`.
-const REGISTER_FOR_FAULTS: usize = 0xc020_aa00;
+const REGISTER_FOR_FAULTS: u32 = 0xc020_aa00;
 
 /// A program that serves page faults of its own memory gets it back first: a range has one userfaultfd at most.
 ///
@@ -339,18 +347,35 @@ const REGISTER_FOR_FAULTS: usize = 0xc020_aa00;
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(descriptor: c_int, request: libc::c_ulong, argument: usize) -> c_int {
-    if request as usize == REGISTER_FOR_FAULTS && start::far() {
-        let mut range: Piece = [0; 2];
-        if sys::read_own(argument, &mut range).is_ok() {
-            // Where it is not possible, the kernel says that the range is in use.
-            let _ = localise(range[0], range[1]);
+    let real = CONTROL.address();
+    // SAFETY: what a program may pass to ioctl(2) is the program's business; the address is libc's function of that name, or that of
+    // another library that replaces it.
+    let call = || unsafe {
+        if real == 0 {
+            let arguments = [descriptor as usize, request as usize, argument, 0, 0, 0];
+            return with_errno(sys::call(libc::SYS_ioctl, arguments)) as c_int;
         }
+        core::mem::transmute::<usize, Control>(real)(descriptor, request, argument)
+    };
+    let result = call();
+    // The kernel has found that the range is another userfaultfd's, and nothing else wrong.
+    if result < 0 && request as u32 == REGISTER_FOR_FAULTS && sys::errno() == libc::EBUSY && start::far() {
+        let mut range: Piece = [0; 2];
+        if sys::read_own(argument, &mut range).is_err() {
+            // A filter forbids that call.
+            // SAFETY: the kernel has read it just now.
+            range = unsafe { (argument as *const Piece).read_volatile() };
+        }
+        if localise(range[0], range[1]).is_ok() {
+            return call();
+        }
+        sys::set_errno(libc::EBUSY);
     }
-    // SAFETY: what a program may pass to ioctl(2) is the program's business.
-    with_errno(unsafe {
-        sys::call(libc::SYS_ioctl, [descriptor as usize, request as usize, argument, 0, 0, 0])
-    }) as c_int
+    result
 }
+
+pub static CONTROL: Real = Real::new(c"ioctl");
+type Control = unsafe extern "C" fn(c_int, libc::c_ulong, ...) -> c_int;
 
 /// Where a piece begins, and its length.
 type Piece = [usize; 2];

@@ -162,19 +162,20 @@ fn number_by_libc() -> u32 {
     number
 }
 
-/// Looks whether libc has the number of the first thread where it is expected to be. Called once, before any other thread exists.
+/// Looks whether libc has the number of this thread where it is expected to be: in a child that was made by a raw system call it has
+/// another one. Called before there is another thread.
 pub fn learn_numbers() {
     LIBC_KNOWS_NUMBERS.store(ask_thread_id() == number_by_libc(), Ordering::Relaxed);
 }
 
-fn ask_thread_id() -> u32 {
+/// The number of the calling thread, as the kernel has it.
+pub fn ask_thread_id() -> u32 {
     // SAFETY: gettid(2) takes nothing.
     unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(1) as u32
 }
 
 /// The number of the calling thread, as libc has it: a program that has forbidden itself most system calls may go on without this one. In
-/// a child that was made by `vfork` it is the number of the thread that waits for it; in one that was made by a raw system call, of the
-/// thread that made that.
+/// a child that shares memory, as `vfork` makes it, it is the number of the thread that has made it.
 pub fn thread_id() -> u32 {
     if LIBC_KNOWS_NUMBERS.load(Ordering::Relaxed) { number_by_libc() } else { ask_thread_id() }
 }

@@ -206,8 +206,15 @@ impl Replacement {
         if self.ended_names < ENDED_LEAST || self.ended_names < self.names() / 3 {
             return;
         }
+        // Neighbours are mostly of one space.
+        let mut known = (space, true);
         for queue in [&mut self.small, &mut self.main, &mut self.refused, &mut self.retries] {
-            queue.retain(|name| !self.ended.contains(&name.space()));
+            queue.retain(|name| {
+                if name.space() != known.0 {
+                    known = (name.space(), self.ended.contains(&name.space()));
+                }
+                !known.1
+            });
         }
         self.ended.clear();
         self.ended_names = 0;

@@ -2,6 +2,7 @@
 //! program plainly and on far memory gives the same bytes, the same errors and the same signals.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -446,6 +447,53 @@ print(status, sum(state == 'Z' for state in states()))
     assert!(left <= 1, "{}{}", outcome.text(), outcome.stderr);
 }
 
+/// The supervisor is killed while it holds the gate, by which it and an agent take turns.
+#[test]
+fn a_supervisor_that_is_killed_in_the_gate_leaves_nobody() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "512M");
+    let words = [compiled("hold", &[]), "32".into(), "check".into()];
+    let run = Program::new(&words).remote("128M").start_on(&[&lender], "8M");
+    run.output_with("holding", PATIENCE);
+    let program = run.program_pid();
+    let agents = agents_of(program);
+    assert_eq!(agents.len(), 1, "one agent");
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", run.pid())).expect("it runs").flatten();
+    let mut paths = descriptors.map(|entry| entry.path());
+    let gate =
+        paths.find(|path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("tombolo-gate")));
+    let gate = fs::OpenOptions::new().write(true).open(gate.expect("a gate")).expect("the gate");
+    // As it stands while the supervisor has it: nobody gets it any more.
+    gate.write_all_at(&2u32.to_ne_bytes(), 0).expect("the gate");
+    std::thread::sleep(Duration::from_millis(300));
+    run.signal(Signal::KILL);
+    let since = Instant::now();
+    let lives = |process: u32| {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z ")
+    };
+    while lives(program) || lives(agents[0]) {
+        assert!(
+            since.elapsed() < Duration::from_secs(20),
+            "they go on: {} {}",
+            lives(program),
+            lives(agents[0])
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A job that is stopped when its shell ends is let go on by nobody: it gets SIGHUP, as where the first process adopts it.
+#[test]
+fn a_stopped_job_of_a_shell_that_has_ended_ends() {
+    needs!("cc", "bash");
+    let lender = Lender::start(Link::Shm, "512M");
+    let script = format!("set -m; {} 16 rest & sleep 1; kill -STOP $!; exit 3", compiled("hold", &[]));
+    let run = Program::new(&["bash", "-c", &script]).remote("64M").start_on(&[&lender], "8M");
+    let outcome = run.wait(Duration::from_secs(60));
+    assert_eq!(outcome.code(), 3, "{}", outcome.stderr);
+}
+
 /// What the supervisor keeps of a child ends with it.
 #[test]
 fn four_hundred_children_leave_nothing_in_the_supervisor() {
@@ -509,23 +557,46 @@ fn a_supervisor_that_is_the_first_process_of_a_namespace_reaps_agents() {
 fn an_agent_can_do_little() {
     needs!("cc", "gdb");
     let lender = Lender::start(Link::Shm, "512M");
-    let words = [compiled("hold", &[]), "16".into(), "rest".into()];
+    let words = [path_of("nice"), "-n".into(), "5".into(), compiled("hold", &[]), "16".into(), "rest".into()];
     let run = Program::new(&words).remote("64M").start_on(&[&lender], "8M");
     run.output_with("holding", Duration::from_secs(60));
     let agents = agents_of(run.program_pid());
     assert_eq!(agents.len(), 1, "one agent");
     let status = fs::read_to_string(format!("/proc/{}/status", agents[0])).expect("it runs");
-    for line in ["Seccomp:\t2", "NoNewPrivs:\t1"] {
+    // Of all privileges it has CAP_KILL at most.
+    let root = rustix::process::geteuid().is_root();
+    let privileges = if root { "CapPrm:\t0000000000000020" } else { "CapPrm:\t0000000000000000" };
+    for line in ["Seccomp:\t2", "NoNewPrivs:\t1", privileges] {
         assert!(status.contains(line), "no {line:?} in {status}");
     }
-    // Whatever somebody makes it call: getpid, setuid, fork and socket.
-    let calls =
-        ["39L", "105L, 0L", "57L", "41L, 1L, 1L, 0L"].map(|call| format!("print (long)syscall({call})"));
+    let stat = fs::read_to_string(format!("/proc/{}/stat", agents[0])).expect("it runs");
+    let niceness =
+        stat.rsplit(')').next().and_then(|fields| fields.split_whitespace().nth(16)).map(str::to_owned);
+    assert!(niceness.as_deref() == Some("0") || !root, "{niceness:?}: {stat}");
+    let cwd = fs::read_link(format!("/proc/{}/cwd", agents[0])).expect("it runs");
+    assert_eq!(cwd, PathBuf::from("/"));
+    // Whatever somebody makes it call: getpid, setuid, fork, socket; and on any descriptor, its own as well: another ioctl (to set an
+    // interface up), a read of something else, a message to an address, another signal, another advice.
+    let other = (0..16).flat_map(|descriptor| {
+        [
+            format!("16L, {descriptor}L, 0x8914L, 0L"),
+            format!("44L, {descriptor}L, 0L, 0L, 0L, 0x1000L, 0L"),
+            format!("424L, {descriptor}L, 15L, 0L, 0L"),
+        ]
+    });
+    let calls: Vec<String> =
+        ["39L", "105L, 0L", "57L", "41L, 1L, 1L, 0L", "28L, 0L, 4096L, 8L", "0L, 99L, 0L, 0L"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(other)
+            .map(|call| format!("print (long)syscall({call}) * 1000 - *(int *)__errno_location()"))
+            .collect();
     let mut gdb = Command::new(path_of("gdb"));
     gdb.args(["-batch", "-nx", "-p", &agents[0].to_string(), "-ex", "set language c"]);
     gdb.args(calls.iter().flat_map(|call| ["-ex", call]));
     let gdb = Running::start(gdb, Vec::new()).wait(PATIENCE);
-    assert_eq!(gdb.text().matches(" = -1\n").count(), 4, "{}{}", gdb.text(), gdb.stderr);
+    // -1, and EPERM.
+    assert_eq!(gdb.text().matches(" = -1001\n").count(), calls.len(), "{}{}", gdb.text(), gdb.stderr);
 }
 
 #[test]

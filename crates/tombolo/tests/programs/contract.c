@@ -34,7 +34,7 @@ int main(int count, char **arguments) {
     }
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    CHECK(usage.ru_maxrss < 50000, "%ld KiB", usage.ru_maxrss);
+    CHECK(usage.ru_maxrss < 100000, "%ld KiB", usage.ru_maxrss);
     /* Memory that goes back to the kernel is locked, which the kernel refuses. */
     CHECK(!mlockall(MCL_CURRENT | MCL_FUTURE), "mlockall: %d", errno);
     enum { BLOCKS = 400 };

@@ -14,7 +14,7 @@
 static const int ALLOWED[] = {
     SYS_brk, SYS_mmap, SYS_munmap, SYS_mremap, SYS_mprotect, SYS_madvise, SYS_futex, SYS_write, SYS_fstat,
     SYS_newfstatat, SYS_exit, SYS_exit_group, SYS_wait4, SYS_clone, SYS_set_robust_list, SYS_rseq, SYS_rt_sigprocmask,
-    SYS_rt_sigreturn, SYS_getpid, SYS_getrandom, SYS_clock_gettime, SYS_sched_yield,
+    SYS_rt_sigreturn, SYS_getrandom, SYS_clock_gettime,
 };
 enum { COUNT = sizeof ALLOWED / sizeof *ALLOWED };
 
@@ -80,6 +80,15 @@ int main(int count, char **arguments) {
     if (child == 0) {
         bytes /= 4;
         use_memory(2000000);
+        /* Its own parent has no agent. */
+        pid_t grandchild = fork();
+        CHECK(grandchild >= 0, "fork: %d", errno);
+        if (grandchild == 0) {
+            use_memory(3000000);
+            _exit(0);
+        }
+        int status = -1;
+        CHECK(waitpid(grandchild, &status, 0) == grandchild && status == 0, "status %x", status);
         _exit(0);
     }
     int status = -1;
