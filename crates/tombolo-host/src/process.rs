@@ -228,6 +228,7 @@ pub fn abort_on_panic() {
 /// Where a process stands among others.
 #[derive(Clone, Copy, Debug)]
 struct Kin {
+    is_stopped: bool,
     parent: u32,
     group: u32,
     session: u32,
@@ -236,28 +237,34 @@ struct Kin {
 fn kin(pid: u32) -> Option<Kin> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name, in parentheses, may contain anything. After it: the state, and these three.
-    let mut fields =
-        text.rsplit_once(')')?.1.split_ascii_whitespace().skip(1).map(|field| field.parse().ok());
-    Some(Kin { parent: fields.next()??, group: fields.next()??, session: fields.next()?? })
+    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
+    let is_stopped = fields.next()? == "T";
+    let mut numbers = fields.map(|field| field.parse().ok());
+    Some(Kin { is_stopped, parent: numbers.next()??, group: numbers.next()??, session: numbers.next()?? })
 }
 
-/// A process has stopped whose parent has ended, and which is this one's child since. Where that was the shell whose job it is, nobody
-/// lets it go on: then its group gets what the kernel sends to such a group, SIGHUP and SIGCONT.
+/// If a process is stopped whose parent has ended, and which is this one's child since: where that was the shell whose job it is, nobody
+/// lets it go on. Then its group gets what the kernel sends to such a group, SIGHUP and SIGCONT. (In another session the kernel does so,
+/// since this process does not count there.)
 pub fn end_stop_of_orphans(pid: u32) {
-    let Some(stopped) = kin(pid) else { return };
-    let own = std::process::id();
+    let number = std::process::id();
+    let (Some(stopped), Some(own)) = (kin(pid), kin(number)) else { return };
+    // This one's own group is its caller's business.
+    if !stopped.is_stopped
+        || stopped.parent != number
+        || stopped.session != own.session
+        || stopped.group == own.group
+    {
+        return;
+    }
     let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let kins = numbers.filter_map(|entry| kin(entry.file_name().to_str()?.parse().ok()?));
-    let has_shell = kins.filter(|kin| kin.group == stopped.group && kin.parent != own).any(|member| {
+    let mut others = kins.filter(|kin| kin.group == stopped.group && kin.parent != number);
+    let has_shell = others.any(|member| {
         kin(member.parent)
             .is_some_and(|parent| parent.session == stopped.session && parent.group != stopped.group)
     });
-    // This one's own group is its caller's business.
-    let is_own = kin(own).is_some_and(|kin| kin.group == stopped.group);
-    if !has_shell
-        && !is_own
-        && let Some(group) = rustix::process::Pid::from_raw(stopped.group.cast_signed())
-    {
+    if !has_shell && let Some(group) = rustix::process::Pid::from_raw(stopped.group.cast_signed()) {
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::HUP);
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::CONT);
     }

@@ -437,6 +437,8 @@ fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) -> Left {
         for space in &spaces {
             // One that is just being forked has no agent yet, and gets it later.
             let Some(program) = space.program() else { continue };
+            // Its shell may have been told that it has stopped.
+            process::end_stop_of_orphans(program.pid);
             if ended_at.is_some() {
                 let _ = process::signal(&program.pidfd, libc::SIGKILL);
             } else if let Some((signal, due)) = &mut passed

@@ -488,10 +488,14 @@ fn a_supervisor_that_is_killed_in_the_gate_leaves_nobody() {
 fn a_stopped_job_of_a_shell_that_has_ended_ends() {
     needs!("cc", "bash");
     let lender = Lender::start(Link::Shm, "512M");
-    let script = format!("set -m; {} 16 rest & sleep 1; kill -STOP $!; exit 3", compiled("hold", &[]));
-    let run = Program::new(&["bash", "-c", &script]).remote("64M").start_on(&[&lender], "8M");
-    let outcome = run.wait(Duration::from_secs(60));
-    assert_eq!(outcome.code(), 3, "{}", outcome.stderr);
+    // The shell ends before it has been told that its job has stopped, or after.
+    for pause in ["", "sleep 0.5;"] {
+        let job = compiled("hold", &[]);
+        let script = format!("set -m; {job} 16 rest & sleep 1; kill -STOP $!; {pause} exit 3");
+        let run = Program::new(&["bash", "-c", &script]).remote("64M").start_on(&[&lender], "8M");
+        let outcome = run.wait(Duration::from_secs(60));
+        assert_eq!(outcome.code(), 3, "{pause}: {}", outcome.stderr);
+    }
 }
 
 /// What the supervisor keeps of a child ends with it.
