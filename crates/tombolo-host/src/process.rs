@@ -243,13 +243,13 @@ fn kin(pid: u32) -> Option<Kin> {
     Some(Kin { is_stopped, parent: numbers.next()??, group: numbers.next()??, session: numbers.next()?? })
 }
 
-/// If a process is stopped whose parent has ended, and which is this one's child since: where that was the shell whose job it is, nobody
-/// lets it go on. Then its group gets what the kernel sends to such a group, SIGHUP and SIGCONT. (In another session the kernel does so,
-/// since this process does not count there.)
+/// Ends the stop of a job whose shell has ended. The process `pid` is such a job if it is stopped, this process has adopted it, and no
+/// process of its session outside its group is left that could continue it. Its group gets SIGHUP and SIGCONT, which the kernel sends
+/// to a group that becomes orphaned; it does not send them where the adopter is in the same session. (In another session it does.)
 pub fn end_stop_of_orphans(pid: u32) {
     let number = std::process::id();
     let (Some(stopped), Some(own)) = (kin(pid), kin(number)) else { return };
-    // This one's own group is its caller's business.
+    // The group of this process is continued by whoever started this process.
     if !stopped.is_stopped
         || stopped.parent != number
         || stopped.session != own.session

@@ -243,8 +243,8 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     let directory = set_up("its directory", RunDirectory::new(options.library))?;
     // Where the ends of children are ignored, no status of the program would be kept.
     let child_ends = process::take_child_ends();
-    // Agents are nobody's children. Where the first process of the namespace waits for none (a container's `sleep infinity`), each would
-    // stay a zombie: they come here, as do processes that the program leaves behind.
+    // The parent of each agent ends at once, so the kernel gives the agent to another one. The first process of a container may never
+    // call wait (`sleep infinity`), and agents would stay zombies. This process adopts them, and what the program leaves behind.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let processors = process::processors();
     // Two at least: one may wait for the other's event.
@@ -377,7 +377,7 @@ fn wait_for(program: &Child) -> io::Result<ExitStatus> {
     }
 }
 
-/// A child has stopped. The program itself is whoever's who has started this process.
+/// A child has stopped. The program itself is left alone: who started `tombolo run` continues it.
 fn stopped(pid: rustix::process::Pid, program: Option<&Child>) {
     let pid = pid.as_raw_pid().cast_unsigned();
     if program.is_none_or(|program| program.id() != pid) {

@@ -50,7 +50,7 @@ pub fn in_child(parent_had_threads: bool) {
 
 /// As of glibc's `malloc`, and of what C has as the strictest type.
 const ALIGNMENT: size_t = 16;
-/// mimalloc aligns blocks of at least so many bytes to 16, and smaller ones to 8.
+/// mimalloc aligns blocks of 9 bytes or more to 16, and smaller ones to 8.
 const SIZE_LEAST: size_t = 9;
 
 #[unsafe(no_mangle)]

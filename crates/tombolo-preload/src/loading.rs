@@ -18,7 +18,8 @@ extern "C" fn real_address() -> usize {
 ///
 /// # Safety
 ///
-/// As POSIX says.
+/// As POSIX says: `rdi` is null or a path, `esi` the flags.
+// SAFETY: no other symbol of this library has the name; it keeps the arguments, the stack and the return address as libc expects them.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlopen() {

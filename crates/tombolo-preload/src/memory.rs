@@ -98,7 +98,7 @@ fn wait_for_drops() {
     }
 }
 
-/// So many waits that were ended by something else than the time, and it is asked whether the other one lives.
+/// A waiting thread asks whether the holder lives when a wait has timed out, and after this number of waits that signals or wake-ups ended.
 const WAITS_PER_LOOK: u32 = 256;
 
 /// Waits until no other thread is in such a call. `false`: nothing is to be released, because this one is
@@ -132,8 +132,8 @@ fn take_changing() -> bool {
             sys::futex_wait(&CHANGING, holder, RECHECK_MS)
         };
         waits += 1;
-        // Else the thread was killed inside the call. It is seldom asked, by calls that libc does not make; but also where signals end
-        // each wait.
+        // A holder that has died was killed inside the call. Asking takes system calls that libc does not make, and that a sandboxed
+        // program may have forbidden itself: so it is done seldom.
         if (is_look || waits.is_multiple_of(WAITS_PER_LOOK))
             && !sys::shares_memory(holder)
             && CHANGING.compare_exchange(holder, own, Ordering::SeqCst, Ordering::SeqCst).is_ok()

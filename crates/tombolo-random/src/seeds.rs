@@ -115,7 +115,7 @@ impl Seeds {
     }
 }
 
-/// So many of a test's seeds are run however slow the machine is.
+/// The least number of a test's seeds that is run on a slow machine.
 fn least_of(count: u64) -> u64 {
     count.div_ceil(10).max(count.min(10))
 }

@@ -195,14 +195,14 @@ impl Replacement {
         }
     }
 
-    /// A space has ended, of whose pages so many have names here. Its number is given to no other.
+    /// A space has ended. `names` of its pages stand in the queues; no other space gets its number.
     pub fn ended(&mut self, space: u32, names: usize) {
         if names == 0 {
             return;
         }
         self.ended.insert(space);
         self.ended_names += names;
-        // All are looked at, but each time a third of them goes: so each is looked at three times, on average.
+        // A sweep looks at every name and removes a third of them or more: three looks for each name that it removes.
         if self.ended_names < ENDED_LEAST || self.ended_names < self.names() / 3 {
             return;
         }

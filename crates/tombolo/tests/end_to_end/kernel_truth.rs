@@ -406,7 +406,7 @@ pub fn children_of(parent: u32) -> Vec<(u32, String)> {
         .collect()
 }
 
-/// The first process of a container often waits for nobody, as `sleep infinity` does: agents do not stay zombies there.
+/// Agents do not stay zombies in a container whose first process never calls wait, such as `sleep infinity`.
 #[test]
 fn agents_are_reaped_where_the_first_process_reaps_nobody() {
     needs!("cc", "unshare", "python3");
@@ -465,7 +465,7 @@ fn a_supervisor_that_is_killed_in_the_gate_leaves_nobody() {
     let gate =
         paths.find(|path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("tombolo-gate")));
     let gate = fs::OpenOptions::new().write(true).open(gate.expect("a gate")).expect("the gate");
-    // As it stands while the supervisor has it: nobody gets it any more.
+    // The word that says that the supervisor holds the gate. Nobody releases it any more.
     gate.write_all_at(&2u32.to_ne_bytes(), 0).expect("the gate");
     std::thread::sleep(Duration::from_millis(300));
     run.signal(Signal::KILL);
@@ -485,7 +485,7 @@ fn a_supervisor_that_is_killed_in_the_gate_leaves_nobody() {
     }
 }
 
-/// A job that is stopped when its shell ends is let go on by nobody: it gets SIGHUP, as where the first process adopts it.
+/// A job that is stopped when its shell ends gets SIGHUP, as it does without Tombolo: nobody could continue it.
 #[test]
 fn a_stopped_job_of_a_shell_that_has_ended_ends() {
     needs!("cc", "bash");
