@@ -392,6 +392,12 @@ fn no_wait_of_a_program_sees_its_agent() {
     }
 }
 
+/// Whether there is such a process, and it has not ended.
+fn lives(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
 /// The children of a process, with their states.
 pub fn children_of(parent: u32) -> Vec<(u32, String)> {
     let numbers = fs::read_dir("/proc").expect("proc").flatten();
@@ -470,10 +476,6 @@ fn a_supervisor_that_is_killed_in_the_gate_leaves_nobody() {
     std::thread::sleep(Duration::from_millis(300));
     run.signal(Signal::KILL);
     let since = Instant::now();
-    let lives = |process: u32| {
-        let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-        !stat.is_empty() && !stat.contains(") Z ")
-    };
     while lives(program) || lives(agents[0]) {
         assert!(
             since.elapsed() < Duration::from_secs(20),
@@ -621,10 +623,6 @@ fn threads_that_wait_for_pages_never_go_on_with_zeroes() {
         for &agent in &agents {
             send(agent, signal);
         }
-        let lives = |process: u32| {
-            let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-            !stat.is_empty() && !stat.contains(") Z ")
-        };
         while signal == Signal::KILL && agents.iter().any(|agent| lives(*agent)) {
             assert!(since.elapsed() < Duration::from_secs(20), "an agent outlives SIGKILL");
             std::thread::sleep(Duration::from_millis(1));
