@@ -73,7 +73,7 @@ impl Default for CongestionConfig {
             // A quarter of a block. A bound, not a measurement.
             step_bytes: 4 * 1024,
             // Some wake-ups of a thread (20 to 50 us each, decision 3); four times that for a small window. A bound,
-            // not a measurement; what they make of the window: tests/congestion.rs.
+            // not a measurement; what they make of the window: tests/engine/congestion.rs.
             target_ns: 50_000,
             small_target_ns: 200_000,
             // Decision 8: with 208 KiB one datagram of 15,000 was lost where a socket's buffer has that.
