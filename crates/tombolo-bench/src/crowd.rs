@@ -282,7 +282,8 @@ pub fn borrow(arguments: &BorrowerArguments) -> Result<(), Failure> {
 /// ends it.
 fn borrower(arguments: &FreeingArguments, address: &str, began: &Path) -> Result<Guard, Failure> {
     let (common, size) = (&arguments.common, arguments.size.to_string());
-    let words = ["run", "--insecure", "--from", address, "--local", "64M", "--remote", &size, "--"];
+    let words =
+        ["run", "--quiet", "--insecure", "--from", address, "--local", "64M", "--remote", &size, "--"];
     let mut command = common.command(&words);
     command.arg(crate::this_binary()?).args(["borrower", &size]).arg(began);
     let group = child::spawn(command.stdout(Stdio::null()))?;

@@ -90,7 +90,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
         }
         plain.note(&mut Command::new(PROGRAM), || Ok(0.0))?;
         let mut command = Command::new(&arguments.binary);
-        command.args(["run", "--insecure", "--from", &address, "--local", "64M", "--remote"]);
+        command.args(["run", "--quiet", "--insecure", "--from", &address, "--local", "64M", "--remote"]);
         command.arg(arguments.remote.to_string()).arg("--report").arg(&report).args(["--", PROGRAM]);
         far.note(&mut command, || {
             let found: Value = serde_json::from_slice(&std::fs::read(&report)?)?;

@@ -5,6 +5,7 @@ mod copying;
 pub mod cpu;
 pub mod event;
 pub mod event_queue;
+pub mod family;
 pub mod life;
 mod maps;
 pub mod net;

@@ -216,6 +216,12 @@ pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// The name that a process has given itself, or its program's, cut off.
+pub fn name(pid: u32) -> Option<String> {
+    let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
+}
+
 /// From now on a panic of any thread ends this process, by SIGABRT, once it has been said.
 pub fn abort_on_panic() {
     let say = std::panic::take_hook();
@@ -223,51 +229,6 @@ pub fn abort_on_panic() {
         say(panic);
         std::process::abort();
     }));
-}
-
-/// Where a process stands among others.
-#[derive(Clone, Copy, Debug)]
-struct Kin {
-    is_stopped: bool,
-    parent: u32,
-    group: u32,
-    session: u32,
-}
-
-fn kin(pid: u32) -> Option<Kin> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain anything. After it: the state, and these three.
-    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
-    let is_stopped = fields.next()? == "T";
-    let mut numbers = fields.map(|field| field.parse().ok());
-    Some(Kin { is_stopped, parent: numbers.next()??, group: numbers.next()??, session: numbers.next()?? })
-}
-
-/// Ends the stop of a job whose shell has ended. The process `pid` is such a job if it is stopped, this process has adopted it, and no
-/// process of its session outside its group is left that could continue it. Its group gets SIGHUP and SIGCONT, which the kernel sends
-/// to a group that becomes orphaned; it does not send them where the adopter is in the same session. (In another session it does.)
-pub fn end_stop_of_orphans(pid: u32) {
-    let number = std::process::id();
-    let (Some(stopped), Some(own)) = (kin(pid), kin(number)) else { return };
-    // The group of this process is continued by whoever started this process.
-    if !stopped.is_stopped
-        || stopped.parent != number
-        || stopped.session != own.session
-        || stopped.group == own.group
-    {
-        return;
-    }
-    let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let kins = numbers.filter_map(|entry| kin(entry.file_name().to_str()?.parse().ok()?));
-    let mut others = kins.filter(|kin| kin.group == stopped.group && kin.parent != number);
-    let has_shell = others.any(|member| {
-        kin(member.parent)
-            .is_some_and(|parent| parent.session == stopped.session && parent.group != stopped.group)
-    });
-    if !has_shell && let Some(group) = rustix::process::Pid::from_raw(stopped.group.cast_signed()) {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::HUP);
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::CONT);
-    }
 }
 
 /// How many seccomp filters a process has, and whose child it is: its number may be another process's.

@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{
     self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
@@ -17,7 +19,7 @@ use tombolo_core::pager::{PAGE_BYTES, Page};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::{self, Userfaultfd};
-use tombolo_host::{event, process};
+use tombolo_host::{event, family, process};
 
 use crate::pager::Pager;
 use crate::protocol::{CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
@@ -52,6 +54,16 @@ pub struct Reception {
     epoll: OwnedFd,
     stop: Arc<OwnedFd>,
     pager: Arc<Pager>,
+    /// What makes userfaultfds, lent to descendants that have not the privilege; where this process may open it.
+    device: Option<OwnedFd>,
+}
+
+/// What came of an agent's hello.
+enum Heard {
+    /// Its address space is served.
+    Attached,
+    /// It was lent the device, and says hello again.
+    Again(OwnedFd),
 }
 
 impl Reception {
@@ -64,12 +76,16 @@ impl Reception {
             None,
         )?;
         net::bind(&listener, &net::SocketAddrUnix::new(path)?)?;
+        // Programs may take another user; who may speak is looked at for each (`accept`).
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         net::listen(&listener, 256)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         let stop = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?);
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
-        Ok(Self { listener, epoll, stop, pager })
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let device = rustix::fs::open("/dev/userfaultfd", flags, Mode::empty()).ok();
+        Ok(Self { listener, epoll, stop, pager, device })
     }
 
     /// An event descriptor; adding to it wakes the reception, which ends if the run is over.
@@ -101,7 +117,11 @@ impl Reception {
                     data if data & STRANGER != 0 => {
                         if let Some(Stranger { socket, .. }) = strangers.remove(&(data as u32)) {
                             let _ = epoll::delete(&self.epoll, &socket);
-                            self.receive(socket);
+                            let again = self.receive(socket).and_then(|socket| {
+                                number = number.wrapping_add(1);
+                                self.expect(number, socket)
+                            });
+                            strangers.extend(again.map(|stranger| (number, stranger)));
                         }
                     }
                     data if data & PROGRAM != 0 => self.program_ended(data as u32),
@@ -121,6 +141,7 @@ impl Reception {
             if watched.elapsed() > timing::MEMORY_CHECK_INTERVAL {
                 watched = Instant::now();
                 self.pager.watch_foreign_memory();
+                self.pager.look_for_unserved();
             }
         }
     }
@@ -193,6 +214,14 @@ impl Reception {
             }
             Err(_) => return None,
         };
+        if !is_ours(&socket) {
+            return None;
+        }
+        self.expect(number, socket)
+    }
+
+    /// Waits for what comes next from who has connected.
+    fn expect(&self, number: u32, socket: OwnedFd) -> Option<Stranger> {
         let data = epoll::EventData::new_u64(STRANGER | u64::from(number));
         match epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN) {
             Ok(()) => Some(Stranger { socket, until: Instant::now() + timing::HELLO_TIMEOUT }),
@@ -203,13 +232,15 @@ impl Reception {
         }
     }
 
-    /// An agent has said hello, or hung up.
-    fn receive(&self, socket: OwnedFd) {
+    /// An agent has said hello, or hung up. Returns its socket if it says hello again.
+    fn receive(&self, socket: OwnedFd) -> Option<OwnedFd> {
         match self.attach(socket) {
-            Ok(()) => {}
+            Ok(Heard::Attached) => {}
+            Ok(Heard::Again(socket)) => return Some(socket),
             Err((_, reason)) if reason.kind() == io::ErrorKind::UnexpectedEof => {}
             Err((socket, reason)) => self.refuse(socket, &reason),
         }
+        None
     }
 
     fn refuse(&self, socket: Option<OwnedFd>, reason: &io::Error) {
@@ -220,11 +251,14 @@ impl Reception {
         }
     }
 
-    fn attach(&self, socket: OwnedFd) -> Result<(), (Option<OwnedFd>, io::Error)> {
+    fn attach(&self, socket: OwnedFd) -> Result<Heard, (Option<OwnedFd>, io::Error)> {
         let (hello, descriptors, process) = match hear(&socket) {
             Ok(heard) => heard,
             Err(error) => return Err((Some(socket), error)),
         };
+        if self.lend_device(&socket, &hello, &process) {
+            return Ok(Heard::Again(socket));
+        }
         let space = match self.space_of(&hello, descriptors, &process) {
             Ok(found) => found,
             Err(error) => return Err((Some(socket), error)),
@@ -236,7 +270,22 @@ impl Reception {
             // It was made by a thread that may be bound to one processor. Not being allowed to costs speed only.
             let _ = process::place_thread(agent.pid, self.pager.home.processors());
         }
-        self.welcome(&space, agent).map_err(|error| (None, error))
+        self.welcome(&space, agent).map_err(|error| (None, error))?;
+        Ok(Heard::Attached)
+    }
+
+    /// A program without privileges may make no userfaultfd that serves the kernel's accesses, too; who has the device open may.
+    /// Returns whether a descendant that needs it has got it.
+    fn lend_device(&self, socket: &OwnedFd, hello: &Hello, process: &Program) -> bool {
+        let is_refused = matches!(hello.error as i32, libc::EPERM | libc::EACCES);
+        if hello.version != VERSION || hello.token != 0 || !is_refused {
+            return false;
+        }
+        let Some(device) = &self.device else { return false };
+        if !family::descends_from(process.pid, std::process::id()) || process::has_ended(&process.pidfd) {
+            return false;
+        }
+        send_welcome(socket, &Welcome { error: 0, is_device: 1 }, device).is_ok()
     }
 
     /// The space that an agent is for: a new one, or that of a forked child.
@@ -328,14 +377,34 @@ impl Reception {
         epoll::add(&self.epoll, &agent.program.pidfd, data, epoll::EventFlags::IN)?;
         space.attach(agent.clone());
         self.pager.room.set_limited(&space.account, true);
-        let answer = [0u8; size_of::<Welcome>()];
-        let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut room);
-        let descriptors = [space.uffd.as_fd()];
-        control.push(SendAncillaryMessage::ScmRights(&descriptors));
-        net::sendmsg(&*agent, &[io::IoSlice::new(&answer)], &mut control, SendFlags::NOSIGNAL)?;
-        Ok(())
+        send_welcome(&*agent, &Welcome::default(), &space.uffd)
     }
+}
+
+/// Answers a hello, with a descriptor.
+fn send_welcome(socket: impl AsFd, welcome: &Welcome, descriptor: impl AsFd) -> io::Result<()> {
+    let mut answer = [0u8; size_of::<Welcome>()];
+    answer[..4].copy_from_slice(&welcome.error.to_ne_bytes());
+    answer[4..].copy_from_slice(&welcome.is_device.to_ne_bytes());
+    let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    let descriptors = [descriptor.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    net::sendmsg(socket, &[io::IoSlice::new(&answer)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Whether who has connected may be one of the run's: a process of this user, or a descendant. Programs of the run may have taken
+/// another user; whoever else has the machine finds the socket, too.
+fn is_ours(socket: &OwnedFd) -> bool {
+    let Ok(peer) = net::sockopt::socket_peercred(socket) else { return false };
+    if peer.uid == rustix::process::geteuid() {
+        return true;
+    }
+    let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
+    let Ok(pidfd) = process::peer_pidfd(socket.as_fd(), pid) else { return false };
+    // Held, the number names nobody else until it has ended.
+    family::descends_from(pid, std::process::id()) && !process::has_ended(&pidfd)
 }
 
 /// The program whose memory an agent shares, and of which it has passed a pidfd.

@@ -62,6 +62,11 @@ impl Keeper {
         Ok(Self { socket: ours, process: process::pidfd(child.id())?, waiting: Mutex::default() })
     }
 
+    /// Its number. `None`: it has ended.
+    pub fn pid(&self) -> Option<u32> {
+        process::pid_of(self.process.as_fd()).ok().flatten()
+    }
+
     /// Tells it something, in order; what it does not take now (it may have no processor while many processes are made) is told later.
     /// False: there is no descriptor for what would have to wait, so it never hears of that.
     fn send(&self, kind: u8, space: u32, descriptor: Option<BorrowedFd<'_>>) -> bool {

@@ -17,6 +17,8 @@ mod batch;
 mod copy_out;
 mod events;
 mod evict;
+#[path = "../../tombolo-preload/src/fitness.rs"]
+pub mod fitness;
 mod handler;
 mod home;
 mod keeper;
@@ -33,7 +35,9 @@ mod run;
 mod serve;
 mod space;
 mod stats;
+mod unserved;
 
 pub use keeper::keep;
 pub use run::{Finished, LOCAL_LEAST_BYTES, Monitor, Options, RunError, run};
 pub use stats::PauseSummary;
+pub use unserved::{Executed, UnservedSummary};

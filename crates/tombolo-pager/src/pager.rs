@@ -25,6 +25,7 @@ use crate::protocol::STAGING_PAGES;
 use crate::room::Room;
 use crate::space::{Program, Space, Table};
 use crate::stats::{Counters, Stats};
+use crate::unserved::Unserved;
 
 /// Bounds of the room that is kept free, in pages: a 64th of the limit, within these, up to a 32nd.
 const HEADROOM_LEAST: u64 = 64;
@@ -63,6 +64,8 @@ pub struct Pager {
     /// Most pages of local memory that the programs had besides what is served: mapped behind libc, or by
     /// processes without far memory.
     pub foreign_peak_pages: AtomicU64,
+    /// Programs whose memory is not served.
+    pub(crate) unserved_programs: Unserved,
     /// Faults that wait for room.
     pub waiting: Mutex<VecDeque<Fault>>,
     /// What could not be served because the address space was changing.
@@ -176,6 +179,7 @@ impl Pager {
             spaces: RwLock::new(HashMap::with_capacity(64)),
             next_space: AtomicU32::new(0),
             foreign_peak_pages: AtomicU64::new(0),
+            unserved_programs: Unserved::default(),
             waiting: Mutex::new(VecDeque::with_capacity(1024)),
             deferred: Mutex::new(VecDeque::with_capacity(1024)),
             zeroes,

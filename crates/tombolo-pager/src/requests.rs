@@ -11,10 +11,11 @@ use tombolo_core::pager::{PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process::{self, Mapped};
 use tombolo_host::uffd::UffdError;
 
+use crate::fitness::Reason;
 use crate::pager::Pager;
 use crate::protocol::{
     ATTACH_PAGE, Answer, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, LOCALISE_ANONYMOUS,
-    NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request,
+    NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request, UNSERVED,
 };
 use crate::serve::{NotBrought, Step};
 use crate::space::{Space, Table};
@@ -159,6 +160,7 @@ impl Pager {
             (GUARDED, Some(end)) => {
                 self.discard_guarded(space, table, start / PAGE_BYTES, end.div_ceil(PAGE_BYTES))
             }
+            (UNSERVED, _) => self.note_unserved(space, start, length),
             _ => Answer::default(),
         };
         let answer = Answer { number, ..answer };
@@ -166,6 +168,28 @@ impl Pager {
             *known = (number, answer);
         }
         answer
+    }
+
+    /// The program is about to execute another one, whose path is there, and which cannot be served for this reason.
+    fn note_unserved(&self, space: &Space, path: u64, reason: u64) -> Answer {
+        const PART_BYTES: usize = 256;
+        const PARTS_MAX: u64 = 16;
+        let Some(reason) = Reason::from_number(reason) else { return Answer::default() };
+        let mut text = Vec::new();
+        for part in 0..PARTS_MAX {
+            let mut bytes = [0u8; PART_BYTES];
+            let at = path.checked_add(part * PART_BYTES as u64);
+            if !at.is_some_and(|at| space.read(at, &mut bytes)) {
+                break;
+            }
+            let end = bytes.iter().position(|byte| *byte == 0);
+            text.extend_from_slice(&bytes[..end.unwrap_or(PART_BYTES)]);
+            if end.is_some() {
+                break;
+            }
+        }
+        self.executes_unserved(reason, &text);
+        Answer { served: 1, ..Answer::default() }
     }
 
     fn register(&self, space: &Space, table: &mut Table, start: u64, length: u64) -> Answer {

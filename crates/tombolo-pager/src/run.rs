@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::WaitOptions;
+use tombolo_host::family;
 use tombolo_host::process::{self, PassedSignals};
 use tombolo_host::timing::pager as timing;
 use tombolo_node::{FarMemory, FarStatus};
@@ -27,6 +29,7 @@ use crate::keeper::Keeper;
 use crate::pager::{Notify, Pager};
 use crate::protocol::{VARIABLE, VERSION};
 use crate::stats::PauseSummary;
+use crate::unserved::UnservedSummary;
 
 /// Least `local_bytes` of [`Options`].
 pub const LOCAL_LEAST_BYTES: u64 = 4 << 20;
@@ -79,6 +82,11 @@ impl Monitor {
         self.pager.room.resident()
     }
 
+    /// Programs that were not served.
+    pub fn unserved(&self) -> UnservedSummary {
+        self.pager.unserved_programs.summary()
+    }
+
     /// Far pages in use now.
     pub fn far_pages(&self) -> u64 {
         u64::from(self.pager.far.slots().used())
@@ -102,6 +110,8 @@ pub struct Finished {
     pub limit_pages: u64,
     /// Far memory at the end.
     pub far: FarStatus,
+    /// Programs that were not served.
+    pub unserved: UnservedSummary,
 }
 
 impl Finished {
@@ -148,7 +158,8 @@ fn set_up<T>(what: &'static str, result: io::Result<T>) -> Result<T, RunError> {
     result.map_err(|source| RunError::SetUp { what, source })
 }
 
-/// A private directory with the socket and the library, removed on drop.
+/// A directory with the socket and the library, removed on drop. Programs may take another user and still load the library, so
+/// everybody may pass through it.
 struct RunDirectory {
     path: PathBuf,
     /// Locked as long as the run lasts: a directory that nobody has locked is a killed supervisor's.
@@ -157,13 +168,14 @@ struct RunDirectory {
 
 impl RunDirectory {
     fn new(library: &[u8]) -> io::Result<Self> {
-        let parent = std::env::temp_dir();
-        remove_stale(&parent);
-        let (path, lock) = make_directory(&parent)?;
+        let (path, lock) = in_some_place(make_directory)?;
         let directory = Self { path, _lock: lock };
         let mut file =
-            fs::OpenOptions::new().write(true).create_new(true).mode(0o500).open(directory.library())?;
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o555).open(directory.library())?;
         file.write_all(library)?;
+        // Whatever this process keeps from the files that it makes.
+        fs::set_permissions(directory.library(), fs::Permissions::from_mode(0o555))?;
+        fs::set_permissions(&directory.path, fs::Permissions::from_mode(0o711))?;
         Ok(directory)
     }
 
@@ -183,6 +195,41 @@ impl Drop for RunDirectory {
 }
 
 const DIRECTORY_PREFIX: &str = "tombolo-pager-";
+
+/// Makes something in the first of these that will do: the directory for temporary files, and where those of others are.
+fn in_some_place<T>(make: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
+    let mut reason = None;
+    for place in [std::env::temp_dir(), "/tmp".into(), "/var/tmp".into(), "/dev/shm".into(), "/run".into()] {
+        let made = is_fit(&place).and_then(|()| {
+            remove_stale(&place);
+            make(&place)
+        });
+        match made {
+            Ok(made) => return Ok(made),
+            // What speaks against the place that was meant is of interest.
+            Err(error) => {
+                reason.get_or_insert_with(|| {
+                    io::Error::new(error.kind(), format!("{}: {error}", place.display()))
+                });
+            }
+        }
+    }
+    Err(reason.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+}
+
+/// Whether a library can be loaded from a place: the dynamic linker takes a path apart at spaces and colons, and a file system may
+/// forbid to execute what is in it.
+fn is_fit(place: &Path) -> io::Result<()> {
+    let is_special = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b':' | b'$');
+    if !place.is_absolute() || place.as_os_str().as_bytes().iter().any(is_special) {
+        return Err(io::Error::other("the dynamic linker cannot take such a path"));
+    }
+    let system = rustix::fs::statvfs(place)?;
+    if system.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC) {
+        return Err(io::Error::other("nothing may be executed there (noexec)"));
+    }
+    Ok(())
+}
 
 /// Names tried for a directory: those before it are of supervisors with the same number in other pid namespaces,
 /// a container's first processes for instance.
@@ -339,6 +386,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
         pauses: pager.stats.pauses.summary(),
         limit_pages: options.local_bytes / 4096,
         far: pager.far.status(),
+        unserved: pager.unserved_programs.summary(),
     })
 }
 
@@ -381,7 +429,7 @@ fn wait_for(program: &Child) -> io::Result<ExitStatus> {
 fn stopped(pid: rustix::process::Pid, program: Option<&Child>) {
     let pid = pid.as_raw_pid().cast_unsigned();
     if program.is_none_or(|program| program.id() != pid) {
-        process::end_stop_of_orphans(pid);
+        family::end_stop_of_orphans(pid);
     }
 }
 
@@ -438,7 +486,7 @@ fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) -> Left {
             // One that is just being forked has no agent yet, and gets it later.
             let Some(program) = space.program() else { continue };
             // Its shell may have been told that it has stopped.
-            process::end_stop_of_orphans(program.pid);
+            family::end_stop_of_orphans(program.pid);
             if ended_at.is_some() {
                 let _ = process::signal(&program.pidfd, libc::SIGKILL);
             } else if let Some((signal, due)) = &mut passed

@@ -193,19 +193,28 @@ fn exit(code: i32) -> ! {
 }
 
 fn make_userfaultfd() -> sys::Result {
-    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     // SAFETY: no memory is passed but a constant path.
     unsafe {
-        call(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]).or_else(|refused| {
-            const NEW: usize = 0xAA00;
+        call(libc::SYS_userfaultfd, [USERFAULTFD_FLAGS, 0, 0, 0, 0, 0]).or_else(|refused| {
             let path = c"/dev/userfaultfd".as_ptr() as usize;
             let device =
                 call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, libc::O_RDWR as usize, 0, 0, 0])
                     .map_err(|_| refused)?;
-            let made = call(libc::SYS_ioctl, [device, NEW, flags, 0, 0, 0]);
-            let _ = call(libc::SYS_close, [device, 0, 0, 0, 0, 0]);
-            made
+            make_by_device(device)
         })
+    }
+}
+
+const USERFAULTFD_FLAGS: usize = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
+
+/// Makes a userfaultfd by the device, which is closed.
+fn make_by_device(device: usize) -> sys::Result {
+    const NEW: usize = 0xAA00;
+    // SAFETY: integers.
+    unsafe {
+        let made = call(libc::SYS_ioctl, [device, NEW, USERFAULTFD_FLAGS, 0, 0, 0]);
+        let _ = call(libc::SYS_close, [device, 0, 0, 0, 0, 0]);
+        made
     }
 }
 
@@ -303,6 +312,51 @@ fn transfer(
     }
 }
 
+/// What the supervisor answers.
+struct Welcomed {
+    is_device: bool,
+    /// A descriptor that came with the answer, or -1.
+    received: i32,
+}
+
+/// Says hello and waits for the answer. `passed`: descriptors of the program and of the gate's memory.
+fn say_hello(socket: usize, [program, file]: [usize; 2], userfaultfd: sys::Result) -> Result<Welcomed, i32> {
+    let mut rights = match userfaultfd {
+        Ok(userfaultfd) => Rights::new(&[program, userfaultfd, file]),
+        Err(_) => Rights::new(&[program, file]),
+    };
+    let hello = Hello {
+        version: VERSION,
+        error: userfaultfd.err().unwrap_or(0) as u32,
+        control: control::base() as u64,
+        requests: control::requests_address() as u64,
+        token: TOKEN.load(Ordering::Relaxed),
+        // SAFETY: getpid(2) takes nothing.
+        agent: unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u64,
+    };
+    let pointer = core::ptr::from_ref(&hello) as usize;
+    transfer(libc::SYS_sendmsg, socket, pointer, size_of::<Hello>(), &mut rights)?;
+    rights = Rights::new(&[]);
+    let mut welcome = Welcome { error: u32::MAX, is_device: 0 };
+    let pointer = core::ptr::from_mut(&mut welcome) as usize;
+    if transfer(libc::SYS_recvmsg, socket, pointer, size_of::<Welcome>(), &mut rights)? < size_of::<Welcome>()
+    {
+        return Err(libc::ECONNRESET);
+    }
+    // SAFETY: the kernel has written them; the compiler does not know.
+    let (error, is_device, received) = unsafe {
+        (
+            core::ptr::read_volatile(&raw const welcome.error),
+            core::ptr::read_volatile(&raw const welcome.is_device),
+            core::ptr::read_volatile(&raw const rights.descriptors[0]),
+        )
+    };
+    match error {
+        0 => Ok(Welcomed { is_device: is_device != 0, received }),
+        error => Err(error as i32),
+    }
+}
+
 /// Introduces the agent to the supervisor; returns once that serves this address space.
 fn introduce() -> Result<Held, i32> {
     let token = TOKEN.load(Ordering::Relaxed);
@@ -312,36 +366,17 @@ fn introduce() -> Result<Held, i32> {
     let socket = connect()?;
     let (file, gate) = make_gate()?;
     forking::set_gate(gate);
-    let made = if token == 0 { make_userfaultfd() } else { Err(0) };
-    let mut rights = match made {
-        Ok(userfaultfd) => Rights::new(&[program, userfaultfd, file]),
-        Err(_) => Rights::new(&[program, file]),
+    let mut made = if token == 0 { make_userfaultfd() } else { Err(0) };
+    let received = loop {
+        match say_hello(socket, [program, file], made)? {
+            // A program without privileges may make none by itself; the supervisor has lent it the device, once.
+            Welcomed { is_device: true, received } if token == 0 && made.is_err() => {
+                made = Ok(make_by_device(usize::try_from(received).map_err(|_| libc::EBADF)?)?);
+            }
+            Welcomed { is_device: true, .. } => return Err(libc::EPROTO),
+            Welcomed { received, .. } => break received,
+        }
     };
-    let hello = Hello {
-        version: VERSION,
-        error: made.err().unwrap_or(0) as u32,
-        control: control::base() as u64,
-        requests: control::requests_address() as u64,
-        token,
-        // SAFETY: getpid(2) takes nothing.
-        agent: unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u64,
-    };
-    let pointer = core::ptr::from_ref(&hello) as usize;
-    transfer(libc::SYS_sendmsg, socket, pointer, size_of::<Hello>(), &mut rights)?;
-    rights = Rights::new(&[]);
-    let mut welcome = Welcome { error: u32::MAX, reserved: 0 };
-    let pointer = core::ptr::from_mut(&mut welcome) as usize;
-    if transfer(libc::SYS_recvmsg, socket, pointer, size_of::<Welcome>(), &mut rights)? < size_of::<Welcome>()
-    {
-        return Err(libc::ECONNRESET);
-    }
-    // SAFETY: the kernel has written it; the compiler does not know.
-    let error = unsafe { core::ptr::read_volatile(&raw const welcome.error) };
-    if error != 0 {
-        return Err(error as i32);
-    }
-    // SAFETY: as above.
-    let received = unsafe { core::ptr::read_volatile(&raw const rights.descriptors[0]) };
     // The supervisor sends the descriptor back to an agent that did not make it.
     let userfaultfd = made.or_else(|_| usize::try_from(received).map_err(|_| libc::EBADF))?;
     // SAFETY: the gate's own descriptor is not needed once it is mapped and sent.

@@ -1,13 +1,16 @@
-//! Programs that this one executes get this library again, even where the environment was replaced.
+//! Programs that this one executes get this library again, even where the environment was replaced; and those that it would
+//! keep from running do not get it. The supervisor is told of every program whose memory is not served.
 
+use core::arch::naked_asm;
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 
 use libc::{c_char, c_int, c_void, pid_t};
 
+use crate::fitness::{self, Kind, Reason};
 use crate::real::Real;
-use crate::sys::{self, with_errno};
-use crate::{forking, start, unwaited};
+use crate::sys::{call, with_errno};
+use crate::{control, forking, protocol, start, unwaited};
 
 /// Run when the library is loaded.
 #[used]
@@ -21,11 +24,11 @@ extern "C" fn loaded() {
         real.address();
     }
     unwaited::find_real_functions();
-    if !start::far() {
-        return;
-    }
+    let is_far = start::far();
     remember_library();
-    forking::install_handlers();
+    if is_far {
+        forking::install_handlers();
+    }
 }
 
 static SPAWN: Real = Real::new(c"posix_spawn");
@@ -50,6 +53,12 @@ struct Entries {
     preload_length: usize,
     pager: [u8; 320],
 }
+impl Entries {
+    /// The library's path.
+    fn library(&self) -> &[u8] {
+        self.preload.get(PRELOAD.len()..self.preload_length).unwrap_or(&[])
+    }
+}
 struct Shared(UnsafeCell<Entries>);
 // SAFETY: written once while the library is loaded, before the program's first thread starts.
 unsafe impl Sync for Shared {}
@@ -67,7 +76,7 @@ fn remember_library() {
         (&mut *ENTRIES.0.get(), CStr::from_ptr(information.dli_fname).to_bytes())
     };
     let length = PRELOAD.len() + path.len();
-    let variable = crate::protocol::VARIABLE.as_bytes();
+    let variable = protocol::VARIABLE.as_bytes();
     let value = start::variable_value();
     if length + 1 > entries.preload.len() || variable.len() + value.len() + 2 > entries.pager.len() {
         return;
@@ -102,7 +111,7 @@ unsafe fn environment(original: *const *const c_char, room: &mut Environment) ->
     if ours.preload_length == 0 || !start::far() {
         return original;
     }
-    let library = ours.preload.get(PRELOAD.len()..ours.preload_length).unwrap_or(&[]);
+    let library = ours.library();
     let (mut count, mut complete, mut named) = (0, false, false);
     let mut theirs: &[u8] = &[];
     let mut entry = original;
@@ -113,7 +122,7 @@ unsafe fn environment(original: *const *const c_char, room: &mut Environment) ->
             entry = entry.add(1);
             if let Some(value) = text.strip_prefix(PRELOAD) {
                 theirs = value;
-                complete = value.split(|&byte| byte == b':' || byte == b' ').any(|part| part == library);
+                complete = value.split(is_separator).any(|part| part == library);
                 if !complete {
                     continue;
                 }
@@ -155,12 +164,325 @@ unsafe fn environment(original: *const *const c_char, room: &mut Environment) ->
     room.entries.as_ptr()
 }
 
+/// What the dynamic linker separates libraries by.
+fn is_separator(byte: &u8) -> bool {
+    matches!(byte, b':' | b' ')
+}
+
+/// As [`environment`], without our two entries: fills `room` and returns it, or `original` where neither is there (or it is too large).
+///
+/// # Safety
+///
+/// `original` is a null-terminated array of C strings, or null.
+unsafe fn environment_without(
+    original: *const *const c_char,
+    room: &mut Environment,
+) -> *const *const c_char {
+    // SAFETY: written only while loading.
+    let library = unsafe { &*ENTRIES.0.get() }.library();
+    let (mut count, mut length) = (0, 0);
+    let mut entry = original;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while !entry.is_null() && !(*entry).is_null() {
+            let mut kept = *entry;
+            let text = CStr::from_ptr(kept).to_bytes();
+            entry = entry.add(1);
+            if start::value_of(text).is_some() {
+                continue;
+            }
+            // Of several, the dynamic linker takes the last; one is kept here.
+            if let Some(value) = text.strip_prefix(PRELOAD).filter(|_| length == 0) {
+                let others = value.split(is_separator).filter(|part| !part.is_empty() && *part != library);
+                for other in others {
+                    let separator: &[u8] = if length == 0 { PRELOAD } else { b":" };
+                    for part in [separator, other] {
+                        let Some(target) = room.preload.get_mut(length..length + part.len()) else {
+                            return original;
+                        };
+                        target.copy_from_slice(part);
+                        length += part.len();
+                    }
+                }
+                if length == 0 {
+                    continue;
+                }
+                let Some(end) = room.preload.get_mut(length) else { return original };
+                *end = 0;
+                kept = room.preload.as_ptr().cast();
+            }
+            let Some(slot) = room.entries.get_mut(count).filter(|_| count < ENVIRONMENT_MAX) else {
+                return original;
+            };
+            *slot = kept;
+            count += 1;
+        }
+    }
+    room.entries[count] = core::ptr::null();
+    room.entries.as_ptr()
+}
+
+/// The environment with which to execute a program: with our entries, or without, where the library would keep it from running.
+/// The supervisor is told of a program that is not served.
+///
+/// # Safety
+///
+/// `variables` is a null-terminated array of C strings, or null.
+unsafe fn prepared(
+    file: &File,
+    variables: *const *const c_char,
+    room: &mut Environment,
+) -> *const *const c_char {
+    // SAFETY: written only while loading.
+    let ours = unsafe { &*ENTRIES.0.get() };
+    if ours.preload_length == 0 {
+        return variables;
+    }
+    // SAFETY: the caller's promise.
+    let reason = unsafe { file.reason(ours, variables) };
+    if let Some(reason) = reason {
+        file.tell(reason);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match reason {
+            Some(reason) if reason.is_kept_from_it() => environment_without(variables, room),
+            _ => environment(variables, room),
+        }
+    }
+}
+
+const PATH_MAX: usize = 4096;
+
+/// A file that is to be executed.
+struct File {
+    /// Where it is, with a zero behind it; empty if that is not known.
+    path: [u8; PATH_MAX],
+    /// An open file, in place of a path.
+    descriptor: Option<c_int>,
+}
+
+impl File {
+    const NONE: Self = Self { path: [0; PATH_MAX], descriptor: None };
+
+    /// # Safety
+    ///
+    /// `path` is a C string, or null.
+    unsafe fn at(path: *const c_char) -> Self {
+        let mut file = Self::NONE;
+        if !path.is_null() {
+            // SAFETY: the caller's promise.
+            file.set(&[unsafe { CStr::from_ptr(path) }.to_bytes()]);
+        }
+        file
+    }
+
+    /// As `execvp` finds it.
+    ///
+    /// # Safety
+    ///
+    /// As [`File::at`].
+    unsafe fn found_by_path(name: *const c_char) -> Self {
+        // SAFETY: the caller's promise.
+        let file = unsafe { Self::at(name) };
+        if file.path.contains(&b'/') || file.path.first() == Some(&0) {
+            return file;
+        }
+        // SAFETY: libc's environment is a null-terminated array of C strings.
+        let folders = unsafe {
+            let mut entry = environ;
+            loop {
+                if entry.is_null() || (*entry).is_null() {
+                    break &b"/bin:/usr/bin"[..];
+                }
+                if let Some(found) = CStr::from_ptr(*entry).to_bytes().strip_prefix(b"PATH=") {
+                    break found;
+                }
+                entry = entry.add(1);
+            }
+        };
+        // SAFETY: the caller's promise.
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+        let mut candidate = Self::NONE;
+        for folder in folders.split(|&byte| byte == b':') {
+            let folder = if folder.is_empty() { b"." } else { folder };
+            if candidate.set(&[folder, b"/", name]) && is_accessible(&candidate.path, libc::X_OK) {
+                return candidate;
+            }
+        }
+        Self::NONE
+    }
+
+    /// Whether these parts are short enough for a path.
+    fn set(&mut self, parts: &[&[u8]]) -> bool {
+        let mut length = 0;
+        for part in parts {
+            let Some(target) = self.path.get_mut(length..length + part.len()) else {
+                self.path[0] = 0;
+                return false;
+            };
+            target.copy_from_slice(part);
+            length += part.len();
+        }
+        let is_short = length < PATH_MAX;
+        self.path[if is_short { length } else { 0 }] = 0;
+        is_short
+    }
+
+    /// Why the program cannot have the library. What cannot be told is left to the kernel and the dynamic linker.
+    ///
+    /// # Safety
+    ///
+    /// `variables` is a null-terminated array of C strings, or null.
+    unsafe fn reason(&self, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
+        /// Interpreters of interpreters, as many as Linux follows.
+        const INTERPRETERS_MAX: u32 = 5;
+        let mut opened = match self.descriptor {
+            Some(descriptor) => Opened { descriptor: descriptor as usize, is_own: false },
+            None => Opened::at(&self.path)?,
+        };
+        for _ in 0..INTERPRETERS_MAX {
+            if opened.gives_privileges() {
+                return Some(Reason::Privileged);
+            }
+            match fitness::examine(&mut |at, buffer| opened.read(at, buffer)) {
+                Kind::Script(interpreter) => opened = Opened::at(interpreter.path_with_zero())?,
+                // SAFETY: the caller's promise.
+                Kind::Unfit(Reason::Static) if unsafe { is_valgrinds(variables) } => {
+                    return Some(Reason::Valgrind);
+                }
+                Kind::Unfit(reason) => return Some(reason),
+                Kind::Fit => break,
+            }
+        }
+        let library = ours.preload.get(PRELOAD.len()..)?;
+        (!is_accessible(library, libc::R_OK)).then_some(Reason::Unreachable)
+    }
+
+    /// Tells the supervisor that this program is not served.
+    fn tell(&self, reason: Reason) {
+        if start::far() {
+            control::ask(protocol::UNSERVED, self.path.as_ptr() as usize, reason as usize);
+        }
+    }
+}
+
+/// Whether this is the environment that valgrind gives its tools: they are static, and what they run loads libraries.
+///
+/// # Safety
+///
+/// `variables` is a null-terminated array of C strings, or null.
+unsafe fn is_valgrinds(variables: *const *const c_char) -> bool {
+    let mut entry = variables;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while !entry.is_null() && !(*entry).is_null() {
+            if CStr::from_ptr(*entry).to_bytes().starts_with(b"VALGRIND_LAUNCHER=") {
+                return true;
+            }
+            entry = entry.add(1);
+        }
+    }
+    false
+}
+
+/// Whether this process may do that with a file; its path ends in a zero.
+fn is_accessible(path: &[u8], mode: c_int) -> bool {
+    let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, mode as usize, 0, 0, 0];
+    // SAFETY: a path that ends in a zero.
+    path.contains(&0) && unsafe { call(libc::SYS_faccessat, arguments) }.is_ok()
+}
+
+/// A file that is being looked at.
+struct Opened {
+    descriptor: usize,
+    /// It was opened here.
+    is_own: bool,
+}
+
+impl Opened {
+    /// The path ends in a zero.
+    fn at(path: &[u8]) -> Option<Self> {
+        // Anything but a file waits for nobody.
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK) as usize;
+        let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0, 0, 0];
+        // SAFETY: a path that ends in a zero.
+        let descriptor = unsafe { call(libc::SYS_openat, arguments) }.ok()?;
+        Some(Self { descriptor, is_own: true })
+    }
+
+    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
+        let arguments = [self.descriptor, buffer.as_mut_ptr() as usize, buffer.len(), at as usize, 0, 0];
+        // SAFETY: a buffer of the length given.
+        unsafe { call(libc::SYS_pread64, arguments) }.unwrap_or(0)
+    }
+
+    /// Whether who executes it gets another user's rights by that.
+    fn gives_privileges(&self) -> bool {
+        // SAFETY: integers and structures of ours for the kernel to fill.
+        unsafe {
+            let mut status: libc::stat = core::mem::zeroed();
+            let arguments = [self.descriptor, core::ptr::from_mut(&mut status) as usize, 0, 0, 0, 0];
+            if call(libc::SYS_fstat, arguments).is_err() {
+                return false;
+            }
+            let mode = core::ptr::read_volatile(&raw const status.st_mode);
+            let user = call(libc::SYS_geteuid, [0; 6]).unwrap_or(0) as u32;
+            if mode & libc::S_ISUID != 0 && core::ptr::read_volatile(&raw const status.st_uid) != user {
+                return true;
+            }
+            let group = call(libc::SYS_getegid, [0; 6]).unwrap_or(0) as u32;
+            if mode & libc::S_ISGID != 0 && core::ptr::read_volatile(&raw const status.st_gid) != group {
+                return true;
+            }
+            let name = c"security.capability".as_ptr() as usize;
+            user != 0 && call(libc::SYS_fgetxattr, [self.descriptor, name, 0, 0, 0, 0]).is_ok()
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if self.is_own {
+            // SAFETY: opened here.
+            let _ = unsafe { call(libc::SYS_close, [self.descriptor, 0, 0, 0, 0, 0]) };
+        }
+    }
+}
+
 fn room() -> Environment {
     Environment { entries: [core::ptr::null(); ENVIRONMENT_MAX + 3], preload: [0; 4096] }
 }
 
 unsafe extern "C" {
     static environ: *const *const c_char;
+    // See exec.c.
+    fn tombolo_execl();
+    fn tombolo_execlp();
+    fn tombolo_execle();
+}
+
+/// Functions that take any number of arguments, which C alone can define.
+macro_rules! of_any_number {
+    ($($name:ident is $function:ident;)*) => {
+        $(
+            /// # Safety
+            ///
+            /// See [`execve`].
+            // SAFETY: no other symbol of this library has the name; it goes on in the function with the caller's arguments.
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name() {
+                naked_asm!("jmp {function}", function = sym $function)
+            }
+        )*
+    };
+}
+
+of_any_number! {
+    execl is tombolo_execl;
+    execlp is tombolo_execlp;
+    execle is tombolo_execle;
 }
 
 /// # Safety
@@ -175,10 +497,9 @@ pub unsafe extern "C" fn execve(
     let mut room = room();
     // SAFETY: the caller's promise.
     unsafe {
-        let variables = environment(variables, &mut room);
-        let call =
-            sys::call(libc::SYS_execve, [path as usize, arguments as usize, variables as usize, 0, 0, 0]);
-        with_errno(call) as c_int
+        let variables = prepared(&File::at(path), variables, &mut room);
+        let called = call(libc::SYS_execve, [path as usize, arguments as usize, variables as usize, 0, 0, 0]);
+        with_errno(called) as c_int
     }
 }
 
@@ -207,7 +528,32 @@ pub unsafe extern "C" fn execvpe(
         if real == 0 {
             return execve(file, arguments, variables);
         }
-        core::mem::transmute::<usize, Exec>(real)(file, arguments, environment(variables, &mut room))
+        let variables = prepared(&File::found_by_path(file), variables, &mut room);
+        core::mem::transmute::<usize, Exec>(real)(file, arguments, variables)
+    }
+}
+
+/// # Safety
+///
+/// See [`execve`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fexecve(
+    descriptor: c_int,
+    arguments: *const *const c_char,
+    variables: *const *const c_char,
+) -> c_int {
+    let mut room = room();
+    let file = File { descriptor: Some(descriptor), ..File::NONE };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let variables = prepared(&file, variables, &mut room);
+        let empty = c"".as_ptr() as usize;
+        let flags = libc::AT_EMPTY_PATH as usize;
+        let called = call(
+            libc::SYS_execveat,
+            [descriptor as usize, empty, arguments as usize, variables as usize, flags, 0],
+        );
+        with_errno(called) as c_int
     }
 }
 
@@ -233,7 +579,10 @@ pub unsafe extern "C" fn posix_spawn(
     variables: *const *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { spawn(&SPAWN, process, path, actions, attributes, arguments, variables) }
+    unsafe {
+        let file = File::at(path);
+        spawn(&SPAWN, &file, process, path, actions, attributes, arguments, variables)
+    }
 }
 
 /// # Safety
@@ -249,11 +598,16 @@ pub unsafe extern "C" fn posix_spawnp(
     variables: *const *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { spawn(&SPAWN_BY_PATH, process, file, actions, attributes, arguments, variables) }
+    unsafe {
+        let found = File::found_by_path(file);
+        spawn(&SPAWN_BY_PATH, &found, process, file, actions, attributes, arguments, variables)
+    }
 }
 
+#[allow(clippy::too_many_arguments, reason = "those of libc's, and two more")]
 unsafe fn spawn(
     real: &Real,
+    found: &File,
     process: *mut pid_t,
     file: *const c_char,
     actions: *const c_void,
@@ -268,7 +622,7 @@ unsafe fn spawn(
         if real == 0 {
             return libc::ENOSYS;
         }
-        let variables = environment(variables, &mut room);
+        let variables = prepared(found, variables, &mut room);
         core::mem::transmute::<usize, Spawn>(real)(process, file, actions, attributes, arguments, variables)
     }
 }

@@ -25,6 +25,8 @@ mod agent;
 mod children;
 mod commands;
 mod control;
+#[allow(dead_code, reason = "some of it is for the other end")]
+mod fitness;
 mod forking;
 mod heap;
 mod loading;

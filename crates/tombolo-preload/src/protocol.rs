@@ -19,7 +19,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:SOCKET`.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
@@ -65,8 +65,9 @@ pub struct Hello {
 pub struct Welcome {
     /// 0, or an error number: the program then runs without far memory.
     pub error: u32,
-    /// Unused.
-    pub reserved: u32,
+    /// 1: the program may make no userfaultfd, and what is attached is `/dev/userfaultfd`, to make one by. The agent says hello again
+    /// then.
+    pub is_device: u32,
 }
 
 /// What a thread asks of the supervisor.
@@ -99,6 +100,9 @@ pub const IS_PARTLY_UNKNOWN: u64 = 3;
 pub const GUARD: u64 = 4;
 /// Every page of a range has a guard: what is stored of it is given up, and is not mapped any more.
 pub const GUARDED: u64 = 5;
+/// A program is about to be executed that cannot be served. `start` is the address of its path, which ends in a zero, `length` the
+/// number of the reason (`fitness::Reason`).
+pub const UNSERVED: u64 = 7;
 
 /// The answer, at the start of a page of the control area.
 #[repr(C)]

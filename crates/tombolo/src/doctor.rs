@@ -166,7 +166,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         "programs cannot be run on far memory; lending works without any of this"
     });
     output::line(
-        "not served, ever: statically linked programs, set-user-id programs, and memory that a program maps without libc",
+        "not served: programs that cannot take a preloaded library (static, musl, 32 bits, set-user-id), and memory mapped without libc",
     );
     Ok(u8::from(!able))
 }

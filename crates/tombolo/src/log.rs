@@ -29,7 +29,7 @@ pub struct LogArguments {
 
 /// A way to tell the user something that never waits and never fails, for threads that others wait for; and
 /// what writes the rest in the end.
-pub fn notices() -> Result<(impl Fn(&str) + Send + Sync + 'static, Log), Failure> {
+pub fn notices() -> Result<(impl Fn(&str) + Clone + Send + Sync + 'static, Log), Failure> {
     let (lines, ending) = lines::to_standard_error(lines::Form::Text)?;
     let notify = move |text: &str| {
         // It takes or leaves each line as a whole.

@@ -1,10 +1,11 @@
 //! How a run is and how it was, in JSON: for `--report`, `ps` and `top`.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tombolo_node::FarStatus;
-use tombolo_pager::{Finished, Monitor, PauseSummary};
+use tombolo_pager::{Finished, Monitor, PauseSummary, UnservedSummary};
 
 /// What has happened, for `tombolo run --report`.
 pub fn of_finished(finished: &Finished, connecting: Duration) -> Value {
@@ -21,12 +22,48 @@ pub fn of_finished(finished: &Finished, connecting: Duration) -> Value {
         "beyond_local_peak_bytes": finished.counter("overdraft_pages") * 4096,
         "mapped_behind_libc_peak_bytes": finished.counter("foreign_pages") * 4096,
         "resident_peak_bytes": finished.counter("resident_peak") * 4096,
+        "unserved": unserved(&finished.unserved),
         "bytes_in": finished.counter("pages_in") * 4096,
         "bytes_out": finished.counter("pages_out") * 4096,
         "pauses": pauses(&finished.pauses),
         "far_fault_ns": { "median": median, "p99": high, "max": longest },
         "counters": by_name(&finished.counters),
     })
+}
+
+/// What has happened, in a line.
+pub fn summary(name: &str, finished: &Finished) -> String {
+    let mib = |pages: u64| (pages * 4096).div_ceil(1 << 20);
+    let [out, back] = ["pages_out", "pages_in"].map(|counter| finished.counter(counter));
+    let mut text = if out == 0 {
+        format!("{name}: no page had to leave local memory")
+    } else {
+        format!(
+            "{name}: {} MiB out and {} MiB in, {} MiB borrowed at most; {} far faults, longest pause {:.1} ms",
+            mib(out),
+            mib(back),
+            mib(finished.far.borrowed_peak_pages),
+            finished.counter("far_faults"),
+            finished.pauses.longest_ns as f64 / 1e6
+        )
+    };
+    let beyond = finished.counter("overdraft_pages");
+    if beyond > 0 {
+        let _ = write!(text, "; {} MiB beyond --local", mib(beyond));
+    }
+    let UnservedSummary { executed, processes, bytes } = &finished.unserved;
+    let parts: Vec<String> =
+        executed.iter().map(|(reason, executed)| format!("{} {}", executed.count, reason.name())).collect();
+    if !parts.is_empty() || processes[1] > 0 {
+        let _ = write!(text, "; not served: {} programs", executed.values().map(|of| of.count).sum::<u64>());
+        if !parts.is_empty() {
+            let _ = write!(text, " ({})", parts.join(", "));
+        }
+        if bytes[1] > 0 {
+            let _ = write!(text, ", {} MiB at once", bytes[1].div_ceil(1 << 20));
+        }
+    }
+    text
 }
 
 /// How a run is, for `ps`, `top` and `lenders`. A program that has not started has no monitor.
@@ -37,6 +74,7 @@ pub fn of_running(name: &str, monitor: Option<&Monitor>, far: &FarStatus) -> Val
         "supervisor_pid": std::process::id(),
         "resident_bytes": monitor.map_or(0, Monitor::resident_pages) * 4096,
         "far": of_far(far),
+        "unserved": unserved(&monitor.map(Monitor::unserved).unwrap_or_default()),
         "pauses": pauses(&monitor.map(Monitor::pauses).unwrap_or_default()),
         "counters": by_name(&monitor.map(Monitor::counters).unwrap_or_default()),
     })
@@ -44,6 +82,27 @@ pub fn of_running(name: &str, monitor: Option<&Monitor>, far: &FarStatus) -> Val
 
 fn by_name(counters: &[(&'static str, u64)]) -> Map<String, Value> {
     counters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
+}
+
+/// Programs that were not served.
+fn unserved(summary: &UnservedSummary) -> Value {
+    let executed: Map<String, Value> = summary
+        .executed
+        .iter()
+        .map(|(reason, executed)| {
+            (reason.name().to_owned(), json!({ "count": executed.count, "first": executed.first }))
+        })
+        .collect();
+    let ([processes, processes_peak], [bytes, bytes_peak]) = (summary.processes, summary.bytes);
+    json!({
+        // By why they cannot have the library.
+        "executed": executed,
+        // As seen once a second.
+        "processes": processes,
+        "processes_peak": processes_peak,
+        "bytes": bytes,
+        "bytes_peak": bytes_peak,
+    })
 }
 
 /// How long threads waited for pages.

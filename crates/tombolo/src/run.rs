@@ -2,9 +2,10 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -12,6 +13,7 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::Value;
 use tombolo_node::{Address, DeadWindows, FarMemory, FarOptions, FarStore};
+use tombolo_pager::fitness::{self, Kind, Reason};
 use tombolo_pager::{LOCAL_LEAST_BYTES, Monitor, Options, RunError};
 
 use crate::control::{Answer, Question, Served};
@@ -53,6 +55,9 @@ pub struct Arguments {
     /// Write what happened to this file, as JSON.
     #[arg(long, value_name = "FILE.json")]
     report: Option<PathBuf>,
+    /// Say nothing at the end; else one line tells what happened.
+    #[arg(long)]
+    quiet: bool,
     /// Serve metrics for Prometheus by HTTP there while the program runs; with port 0, at any free port. Nobody
     /// is asked for a password: whoever reaches that address sees names, addresses and figures.
     #[arg(long, value_name = "IP:PORT")]
@@ -87,7 +92,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     }
     let own_name = Path::new(&program).file_name().unwrap_or(&program).to_string_lossy().into_owned();
     let run_name = tombolo_node::harmless_name(&arguments.name.unwrap_or(own_name));
-    let name = format!("run {run_name}");
+    let (name, said_name) = (format!("run {run_name}"), run_name.clone());
     let since = Instant::now();
     let far = FarStore::new(&FarOptions {
         name: &name,
@@ -101,6 +106,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     let connecting = since.elapsed();
     // The threads that serve the program say what happens, and the program waits for them.
     let (notify, notices) = log::notices()?;
+    let say_last = notify.clone();
     let monitor: Arc<OnceLock<Monitor>> = Arc::default();
     if let Some(address) = arguments.metrics {
         let (monitor, far, name) = (monitor.clone(), far.clone(), run_name.clone());
@@ -133,6 +139,11 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     let finished = tombolo_pager::run(options, far.clone());
     drop(served);
     far.release();
+    if let Ok(finished) = &finished
+        && !arguments.quiet
+    {
+        say_last(&report::summary(&said_name, finished));
+    }
     drop(notices);
     let finished = finished?;
     if let Some(path) = arguments.report {
@@ -238,6 +249,10 @@ pub(crate) fn check_program(program: &OsStr) -> Result<(), Failure> {
     let Some(path) = find(program) else {
         return failed(127, format!("{name}: no such program"));
     };
+    // Valgrind's own programs can take the library; what they run cannot.
+    if path.file_name().is_some_and(|name| name == "valgrind") {
+        return unserved(&path, Reason::Valgrind);
+    }
     // For a script its interpreter counts, which may be a script, too.
     let mut path = path;
     for _ in 0..4 {
@@ -250,86 +265,74 @@ pub(crate) fn check_program(program: &OsStr) -> Result<(), Failure> {
         }
         let Ok(file) = fs::File::open(&path) else { return Ok(()) };
         let has_capabilities = rustix::fs::getxattr(&path, "security.capability", &mut [0u8; 64]).is_ok();
-        let kind = match (metadata.mode() & 0o6000 != 0, has_capabilities) {
-            _ if rustix::process::geteuid().is_root() => None,
-            (true, _) => Some("set-user-id programs"),
-            (_, true) => Some("programs whose files have capabilities"),
-            _ => None,
-        };
-        if let Some(kind) = kind {
-            return failed(
-                126,
-                format!(
-                    "{}: the kernel ignores preloaded libraries for {kind}, so its memory cannot be served",
-                    path.display()
-                ),
-            );
+        if !rustix::process::geteuid().is_root() && (metadata.mode() & 0o6000 != 0 || has_capabilities) {
+            return unserved(&path, Reason::Privileged);
         }
-        let mut reader = BufReader::new(file);
-        let mut start = [0; 2];
-        if reader.read_exact(&mut start).is_err() || &start != b"#!" {
-            return check_binary(&path);
-        }
-        let mut line = String::new();
-        let _ = reader.take(4096).read_line(&mut line);
-        match line.split_whitespace().next().map(PathBuf::from) {
-            Some(interpreter) if interpreter.exists() => path = interpreter,
-            _ => return Ok(()),
+        match fitness::examine(&mut |at, buffer: &mut [u8]| file.read_at(buffer, at).unwrap_or(0)) {
+            Kind::Fit => break,
+            Kind::Unfit(reason) => return unserved(&path, reason),
+            Kind::Script(interpreter) => {
+                path = PathBuf::from(OsStr::from_bytes(interpreter.path()));
+                if !path.exists() {
+                    break;
+                }
+            }
         }
     }
     Ok(())
 }
 
-fn check_binary(path: &Path) -> Result<(), Failure> {
-    let bytes = fs::File::open(path).and_then(|file| {
-        let mut bytes = Vec::new();
-        file.take(64 * 1024).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    })?;
-    match dynamic(&bytes) {
-        Some(false) => Err(Failure {
-            text: format!(
-                "{}: is statically linked, so no library can be preloaded and its memory cannot be served",
-                path.display()
-            ),
-            code: 126,
-        }),
-        _ => Ok(()),
-    }
-}
-
-/// Whether a 64-bit ELF program names an interpreter (the dynamic linker).
-fn dynamic(bytes: &[u8]) -> Option<bool> {
-    const INTERPRETER: u32 = 3;
-    if bytes.get(..5)? != b"\x7fELF\x02" {
-        return None;
-    }
-    let half = |at: usize| Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
-    let headers = u64::from_le_bytes(bytes.get(32..40)?.try_into().ok()?);
-    let (size, count) = (usize::from(half(54)?), usize::from(half(56)?));
-    for index in 0..count {
-        let at = usize::try_from(headers).ok()?.checked_add(index * size)?;
-        let kind = u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?);
-        if kind == INTERPRETER {
-            return Some(true);
-        }
-    }
-    Some(false)
+fn unserved(path: &Path, reason: Reason) -> Result<(), Failure> {
+    let text = format!("{} {}: its memory cannot be served", path.display(), reason.text());
+    Err(Failure { text, code: 126 })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn kind_of(bytes: &[u8]) -> Kind {
+        fitness::examine(&mut |at, buffer: &mut [u8]| {
+            let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)).unwrap_or(&[]);
+            let length = buffer.len().min(rest.len());
+            buffer[..length].copy_from_slice(&rest[..length]);
+            length
+        })
+    }
+
     #[test]
-    fn this_test_is_a_dynamic_program_and_rubbish_is_none() {
+    fn programs_that_can_take_the_library_are_told_from_others() {
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
-        assert_eq!(dynamic(&own), Some(true));
-        assert_eq!(dynamic(b"#!/bin/sh"), None);
-        assert_eq!(dynamic(&own[..40]), None);
-        let mut wild = own[..4096].to_vec();
-        wild[32..40].fill(0xff);
-        assert_eq!(dynamic(&wild), None);
+        assert!(matches!(kind_of(&own), Kind::Fit));
+        let linker = fs::read("/lib64/ld-linux-x86-64.so.2").unwrap();
+        assert!(matches!(kind_of(&linker), Kind::Fit), "the dynamic linker is not static");
+        let mut narrow = own[..4096].to_vec();
+        narrow[4] = 1;
+        assert!(matches!(kind_of(&narrow), Kind::Unfit(Reason::OtherMachine)));
+        for (text, path) in [("#!/bin/sh\n", "/bin/sh"), ("#! /usr/bin/env python3\n", "/usr/bin/env")] {
+            let Kind::Script(interpreter) = kind_of(text.as_bytes()) else { panic!("{text}") };
+            assert_eq!(interpreter.path(), path.as_bytes());
+            assert_eq!(interpreter.path_with_zero().last(), Some(&0));
+        }
+        assert!(matches!(kind_of(b"#!"), Kind::Fit) && matches!(kind_of(b""), Kind::Fit));
+    }
+
+    /// Cut off anywhere, or with any word of its beginning changed: an answer, and no panic.
+    #[test]
+    fn broken_programs_are_looked_at_without_harm() {
+        let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+        for length in (0..1024).chain([4095, 4096, 65_536]) {
+            let _ = kind_of(&own[..length]);
+        }
+        let mut wild = own;
+        for at in (4..1024).step_by(4) {
+            let word: [u8; 4] = wild[at..at + 4].try_into().unwrap();
+            for other in [[0xff; 4], [0; 4], [0xff, 0xff, 0xff, 0x7f]] {
+                wild[at..at + 4].copy_from_slice(&other);
+                let _ = kind_of(&wild);
+            }
+            wild[at..at + 4].copy_from_slice(&word);
+        }
     }
 
     #[test]

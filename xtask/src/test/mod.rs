@@ -20,11 +20,13 @@ use results::Results;
 use stages::Stages;
 
 /// Programs and libraries that the tests run, and the Debian package of each.
-const NEEDED: [(&str, &str); 30] = [
+const NEEDED: [(&str, &str); 32] = [
     ("sort", "coreutils"),
     ("cc", "gcc"),
     ("python3", "python3"),
     ("setcap", "libcap2-bin"),
+    ("musl-gcc", "musl-tools"),
+    ("valgrind", "valgrind"),
     ("setpriv", "util-linux"),
     ("redis-server", "redis-server"),
     ("sqlite3", "sqlite3"),

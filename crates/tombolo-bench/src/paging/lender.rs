@@ -50,7 +50,15 @@ pub fn probe(
     let first = lenders.first().ok_or_else(|| Failure::new("no lender"))?;
     let from: Vec<&str> = lenders.iter().map(|lender| lender.address.as_str()).collect();
     let mut command = Command::new(&first.binary);
-    command.args(["run", "--insecure", "--from", &from.join(","), "--local", &local_bytes.to_string()]);
+    command.args([
+        "run",
+        "--quiet",
+        "--insecure",
+        "--from",
+        &from.join(","),
+        "--local",
+        &local_bytes.to_string(),
+    ]);
     // Editions before had no copies: one is what they do.
     if lenders.len() > 1 {
         command.args(["--copies", &lenders.len().to_string()]);

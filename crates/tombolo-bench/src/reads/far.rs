@@ -22,7 +22,15 @@ pub fn measure(run: &Run<'_>, binary: &Path) -> Result<reader::Found, Failure> {
     command.args(["--lend", &(lent_bytes + EXTRA_BYTES).to_string()]);
     let (_lender, address) = child::serve_node(&mut command)?;
     let mut command = Command::new(binary);
-    command.args(["run", "--insecure", "--from", &address, "--local", &run.arguments.local.to_string()]);
+    command.args([
+        "run",
+        "--quiet",
+        "--insecure",
+        "--from",
+        &address,
+        "--local",
+        &run.arguments.local.to_string(),
+    ]);
     command.args(["--remote", &lent_bytes.to_string(), "--"]);
     command.arg(this_binary()?).args(run.reader(run.arguments.seconds));
     result(&mut command, run.limit())

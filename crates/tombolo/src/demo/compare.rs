@@ -125,7 +125,7 @@ impl Demo<'_> {
             }
             Place::Tombolo(local_bytes) => {
                 let mut command = tombolo()?;
-                command.args(["run", "--insecure", "--from", self.address]);
+                command.args(["run", "--quiet", "--insecure", "--from", self.address]);
                 command.args(["--local", &local_bytes.to_string()]);
                 command.args(["--remote", &(LEND_BYTES / 4 * 3).to_string(), "--report"]);
                 command.arg(self.directory.file("report.json")).arg("--").arg(program);

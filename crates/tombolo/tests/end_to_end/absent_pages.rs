@@ -112,9 +112,9 @@ fn evicted(link: Option<Link>, loses: Option<u64>) {
     needs!();
     let (nodes, lender) = (Nodes::start_with(link, loses), Lender::start(Link::Shm, "1G"));
     let [near, far, node] = &nodes.arguments;
-    let program = Program::new(&[program("evicted").as_str(), near, far, node, sized("24", "48")]);
+    let program = Program::new(&[program("evicted").as_str(), near, far, node, sized("16", "48")]);
     let outcome =
-        program.patience(Duration::from_secs(180)).remote("256M").run_on(&[&lender], sized("8M", "16M"));
+        program.patience(Duration::from_secs(180)).remote("256M").run_on(&[&lender], sized("6M", "16M"));
     assert_eq!((outcome.code(), outcome.text().as_str()), (0, "every cell is right\n"), "{}", outcome.stderr);
     for node in &nodes.nodes {
         assert_eq!(

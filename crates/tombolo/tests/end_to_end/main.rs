@@ -32,3 +32,4 @@ mod secure;
 mod store;
 mod survivors;
 mod traced;
+mod unserved;

@@ -50,7 +50,7 @@ fn a_program_does_not_notice_that_a_path_is_cut() {
     needs!("sort");
     let scratch = Scratch::new("paths");
     let input = scratch.file("input");
-    fs::write(&input, lines(70_000)).unwrap();
+    fs::write(&input, lines(45_000)).unwrap();
     let words = [&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input];
     // The other path carries on as soon as one is suspect, however long that may last.
     let program = Program::new(&words).remote("128M").outage("1h");
@@ -58,7 +58,7 @@ fn a_program_does_not_notice_that_a_path_is_cut() {
     for which in [0, 1] {
         let lender = Lender::start(Link::Udp, "1G");
         let (relays, both) = two_ways(&lender);
-        let run = program.start_from(&both, "8M");
+        let run = program.start_from(&both, "6M");
         both_carry(&relays, &run);
         relays[which].cut(true);
         let outcome = run.wait(PATIENCE);

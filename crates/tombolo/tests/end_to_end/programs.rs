@@ -22,7 +22,7 @@ fn sort(link: Link, lenders: usize) {
     let scratch = Scratch::new("sort");
     let input = scratch.file("input");
     // GNU sort needs about twice its input, less the overhead of short lines.
-    let usual = if matches!(link, Link::Udp) { 60_000 } else { 110_000 };
+    let usual = if matches!(link, Link::Udp) { 45_000 } else { 110_000 };
     let count = sized(usual, 3_000_000);
     fs::write(&input, lines(count)).unwrap();
     let lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "2G")).collect();

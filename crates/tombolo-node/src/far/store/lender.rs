@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tombolo_core::store::{LenderId, Lent, Newcomer, Refused};
@@ -62,6 +62,34 @@ pub(super) enum Job {
     AskWhetherEnding,
 }
 
+/// What was last said about a lender's silence.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    /// It was said to be silent, at that time.
+    since: Option<Instant>,
+    is_silent: bool,
+}
+
+impl Silence {
+    /// One that comes and goes is not told of more often.
+    const PAUSE: Duration = Duration::from_secs(30);
+
+    /// Whether to say that a lender is silent now, or that it answers again.
+    pub(super) fn is_news(&mut self, is_silent: bool, now: Instant) -> bool {
+        if is_silent == self.is_silent {
+            return false;
+        }
+        if is_silent && self.since.is_some_and(|since| now.duration_since(since) < Self::PAUSE) {
+            return false;
+        }
+        self.is_silent = is_silent;
+        if is_silent {
+            self.since = Some(now);
+        }
+        true
+    }
+}
+
 /// A lender.
 #[derive(Debug)]
 pub(super) struct Lender {
@@ -76,6 +104,7 @@ pub(super) struct Lender {
     paths: Mutex<PathMaintainer>,
     /// Its link is lost.
     pub(super) is_lost: AtomicBool,
+    pub(super) silence: Mutex<Silence>,
     /// Pages that it lends or would lend to this node, as far as is known.
     pub(super) lendable_pages: AtomicU64,
 }
@@ -229,6 +258,7 @@ impl FarStore {
                 jobs: Mutex::new(Some(sender)),
                 paths: Mutex::new(paths),
                 is_lost: AtomicBool::new(false),
+                silence: Mutex::default(),
                 lendable_pages: AtomicU64::new(free),
             });
             let mut more = (**lenders).clone();
@@ -397,4 +427,31 @@ impl FarStore {
 fn twice(lender: &Address, segment: u64) -> String {
     let reason = format!("it has lent segment {segment} already");
     BorrowError::WrongSegment { lender: lender.clone(), reason }.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silence_and_its_end_are_told_and_not_too_often() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut silence = Silence::default();
+        let told: Vec<bool> = [
+            (false, 0),
+            (true, 1),
+            (true, 2),
+            (false, 3),
+            // Once more, too soon; its end is none then.
+            (true, 10),
+            (false, 11),
+            (true, 40),
+            (false, 41),
+        ]
+        .into_iter()
+        .map(|(is_silent, seconds)| silence.is_news(is_silent, at(seconds)))
+        .collect();
+        assert_eq!(told, [false, true, false, true, false, false, true, true]);
+    }
 }

@@ -149,6 +149,7 @@ impl FarStore {
         }
         store.require_memory()?;
         store.forget_lenders_said();
+        store.warn_of_few_lenders();
         Ok(store)
     }
 
@@ -348,6 +349,7 @@ impl FarStore {
                 lender: lender.address().to_string(),
                 reason: reason.to_string(),
             });
+            self.warn_of_few_lenders();
         } else {
             self.notify(FarEvent::LinksChanged);
         }

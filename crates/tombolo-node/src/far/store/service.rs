@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tombolo_core::store::{LenderId, LenderState, MemberId, NoOtherLender, Roster, RosterAction, Who};
 use tombolo_host::event;
@@ -153,12 +153,23 @@ impl FarStore {
 
     /// A lender is about to end: everything is moved away from it, if there is another one.
     fn leave(&self, lender: LenderId) {
-        {
+        let has_begun = {
             let mut store = self.store.lock();
             let is_active = store.lender(lender).is_some_and(|status| status.state == LenderState::Active);
-            if !is_active || store.drain(lender).is_err() {
+            if !is_active {
                 return;
             }
+            store.drain(lender).is_ok()
+        };
+        if !has_begun {
+            // It comes again, for as long as the lender is there.
+            if let Some(lender) = self.lender(lender) {
+                self.say_once(format!(
+                    "lender {} is about to end, and no other lender is there for what it has: add one (`tombolo lenders add`), or it is lost",
+                    lender.address()
+                ));
+            }
+            return;
         }
         self.members.lock().roster.leaves(lender);
         self.carry_out();
@@ -282,9 +293,25 @@ impl FarStore {
         for lender in lenders.iter().filter(|lender| !lender.is_lost()) {
             let is_suspect = lender.peer.is_waiting();
             self.store.lock().set_suspect(self.now_ns(), lender.id, is_suspect);
+            if lender.silence.lock().is_news(is_suspect, Instant::now()) {
+                let what = if is_suspect { "does not answer; it is waited for" } else { "answers again" };
+                self.notify(FarEvent::Notice(format!("lender {} {what}", lender.address())));
+            }
             self.members.lock().roster.set_silent(lender.id, is_suspect);
         }
         self.carry_out();
+    }
+
+    /// Fewer lenders than copies: the end of one would lose what it has.
+    pub(super) fn warn_of_few_lenders(&self) {
+        let usable = self.lenders().iter().filter(|lender| self.state_of(lender.id) == "active").count();
+        if (1..usize::from(self.copies)).contains(&usable) && !self.stop.load(Ordering::Relaxed) {
+            self.notify(FarEvent::Notice(format!(
+                "there are to be {} copies of each far page, and {usable} lender(s) for them: what is stored now has fewer copies until \
+                 another lender comes",
+                self.copies
+            )));
+        }
     }
 
     /// How a lender is, for messages.

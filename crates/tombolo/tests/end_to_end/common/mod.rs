@@ -265,7 +265,9 @@ impl Program {
         let mut words = self.before.iter().map(String::as_str).chain([TOMBOLO]);
         let mut command = Command::new(words.next().unwrap_or(TOMBOLO));
         command.args(words);
-        command.args(["run", "--insecure", "--from", from, "--local", local, "--report"]).arg(&report);
+        command
+            .args(["run", "--quiet", "--insecure", "--from", from, "--local", local, "--report"])
+            .arg(&report);
         if let Some(remote) = &self.remote {
             command.args(["--remote", remote]);
         }

@@ -1,0 +1,141 @@
+//! Programs of the run whose memory is not served: which, why, and how much they have.
+//!
+//! The library tells of a program that it executes and that cannot take it ([`Unserved::executed`]). What it does not see, as what a static
+//! program starts, is found once a second among the descendants of this process ([`Pager::look_for_unserved`]); who lives for less time
+//! may be missed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use parking_lot::Mutex;
+use tombolo_host::{family, process};
+
+use crate::fitness::Reason;
+use crate::pager::Pager;
+
+/// What is known of them.
+#[derive(Debug, Default)]
+pub struct Unserved(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    summary: UnservedSummary,
+    /// Those of the look before.
+    seen: BTreeSet<u32>,
+}
+
+/// Programs that were not served.
+#[derive(Clone, Debug, Default)]
+pub struct UnservedSummary {
+    /// Those that were executed and could not take the library.
+    pub executed: BTreeMap<Reason, Executed>,
+    /// Processes now, and at most.
+    pub processes: [u64; 2],
+    /// Bytes of their own memory now, and at most.
+    pub bytes: [u64; 2],
+}
+
+/// Programs that could not take the library, for one reason.
+#[derive(Clone, Debug, Default)]
+pub struct Executed {
+    /// How often one was executed.
+    pub count: u64,
+    /// The first one's path.
+    pub first: String,
+}
+
+impl Unserved {
+    /// A program was executed that cannot be served. Returns what to tell the user, once for each reason.
+    fn executed(&self, reason: Reason, path: String) -> Option<String> {
+        let mut known = self.0.lock();
+        let executed = known.summary.executed.entry(reason).or_default();
+        executed.count += 1;
+        if executed.count > 1 {
+            return None;
+        }
+        let told = format!(
+            "{} {}: it runs without far memory (said once; the report counts others)",
+            if path.is_empty() { "a program" } else { &path },
+            reason.text()
+        );
+        executed.first = path;
+        Some(told)
+    }
+
+    /// What is known.
+    pub fn summary(&self) -> UnservedSummary {
+        self.0.lock().summary.clone()
+    }
+
+    /// These processes are there, each with so many bytes. Returns the largest of those that were there before, too.
+    fn found(&self, now: &BTreeMap<u32, u64>) -> Option<(u32, u64)> {
+        let mut known = self.0.lock();
+        let lasting: Vec<_> = now.iter().filter(|(pid, _)| known.seen.contains(pid)).collect();
+        let largest = lasting.iter().max_by_key(|(_, bytes)| **bytes).map(|(pid, bytes)| (**pid, **bytes));
+        let (count, bytes) = (lasting.len() as u64, lasting.iter().map(|(_, bytes)| **bytes).sum());
+        let UnservedSummary { processes, bytes: held, .. } = &mut known.summary;
+        *processes = [count, processes[1].max(count)];
+        *held = [bytes, held[1].max(bytes)];
+        known.seen = now.keys().copied().collect();
+        largest
+    }
+}
+
+impl Pager {
+    /// The library tells of a program that is about to be executed and cannot be served.
+    pub(crate) fn executes_unserved(&self, reason: Reason, path: &[u8]) {
+        let path = tombolo_node::harmless_reason(&String::from_utf8_lossy(path));
+        if let Some(text) = self.unserved_programs.executed(reason, path) {
+            (self.notify)(&text);
+        }
+    }
+
+    /// Looks for descendants that have no space here.
+    pub(crate) fn look_for_unserved(&self) {
+        let mut served: BTreeSet<u32> = self.keeper.pid().into_iter().collect();
+        for space in self.all_spaces() {
+            served.extend(space.agent().or_else(|| space.retired_agent()).map(|agent| agent.pid));
+            served.extend(space.named_program().map(|program| program.pid));
+        }
+        let found = family::descendants(std::process::id());
+        let others = found.difference(&served);
+        // Who has no memory has ended.
+        let now = others.filter_map(|&pid| Some((pid, process::anonymous_bytes(pid)?))).collect();
+        let Some((pid, bytes)) = self.unserved_programs.found(&now) else { return };
+        if self.unserved_programs.summary().executed.is_empty() {
+            self.say_once_with("descendant", || {
+                format!(
+                    "process {pid} ({}) runs without far memory, with {} KiB of its own (said once; the report tells how many there were)",
+                    tombolo_node::harmless_name(&process::name(pid).unwrap_or_default()),
+                    bytes / 1024
+                )
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_is_told_once_and_counted() {
+        let unserved = Unserved::default();
+        let told = unserved.executed(Reason::Musl, "/bin/a".into()).unwrap();
+        assert!(told.starts_with("/bin/a has musl"), "{told}");
+        assert_eq!(unserved.executed(Reason::Musl, "/bin/b".into()), None);
+        assert!(unserved.executed(Reason::Static, String::new()).unwrap().starts_with("a program is static"));
+        let executed = unserved.summary().executed;
+        assert_eq!((executed[&Reason::Musl].count, &*executed[&Reason::Musl].first), (2, "/bin/a"));
+    }
+
+    #[test]
+    fn who_is_seen_twice_counts() {
+        let unserved = Unserved::default();
+        assert_eq!(unserved.found(&BTreeMap::from([(1, 10), (2, 20)])), None);
+        assert_eq!(unserved.found(&BTreeMap::from([(2, 30), (3, 90)])), Some((2, 30)));
+        assert_eq!(unserved.found(&BTreeMap::from([(3, 40), (2, 30)])), Some((3, 40)));
+        assert_eq!(unserved.found(&BTreeMap::new()), None);
+        let summary = unserved.summary();
+        assert_eq!((summary.processes, summary.bytes), ([0, 2], [0, 70]));
+    }
+}
