@@ -79,6 +79,7 @@ impl Reason {
 }
 
 /// What a file is.
+#[expect(clippy::large_enum_variant, reason = "nothing here allocates")]
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     /// A script, for which its interpreter counts.
@@ -134,7 +135,7 @@ const DYNAMIC_BYTES: u64 = 16;
 const DYNAMICS_MAX: u64 = 512;
 const SYMBOL_BYTES: u64 = 24;
 /// Symbols of one chain that are looked at: chains have two or three.
-const CHAIN_MAX: u64 = 4096;
+const CHAIN_MAX: usize = 4096;
 
 /// Runtimes of sanitizers, as libraries, and what each exports where it is part of the program.
 const SANITIZERS: [&[u8]; 5] =
@@ -327,9 +328,9 @@ impl Dynamic {
         let bucket_at = table.checked_add(16)?.checked_add(bloom_words.checked_mul(8)?)?;
         let bucket = 4 * u64::from(hash).checked_rem(buckets)?;
         let bucket: [u8; 4] = read_exactly(read, bucket_at.checked_add(bucket)?)?;
-        let mut index = u64::from(word(&bucket, 0)?);
+        let first = u64::from(word(&bucket, 0)?);
         let chains = bucket_at.checked_add(4 * buckets)?;
-        for _ in 0..CHAIN_MAX {
+        for index in (first..).take(CHAIN_MAX) {
             let place = index.checked_sub(first_symbol)?;
             let found: [u8; 4] = read_exactly(read, chains.checked_add(4 * place)?)?;
             let found = word(&found, 0)?;
@@ -345,7 +346,6 @@ impl Dynamic {
             if found & 1 != 0 {
                 break;
             }
-            index += 1;
         }
         Some(false)
     }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use aws_lc_rs::hmac::{HMAC_SHA256, Key, sign};
+use ring::hmac::{HMAC_SHA256, Key, sign};
 use rustix::io::Errno;
 use tombolo_host::timing::link::COOKIE_PERIOD;
 use zeroize::Zeroizing;

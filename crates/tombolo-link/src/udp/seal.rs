@@ -21,8 +21,8 @@
 use std::fmt;
 use std::time::Instant;
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
-use aws_lc_rs::hkdf::{HKDF_SHA256, Prk};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use ring::hkdf::{HKDF_SHA256, Prk};
 use zeroize::Zeroizing;
 
 use super::replay::ReplayWindow;
@@ -56,6 +56,15 @@ impl Chain {
         let next = present.expand(&[b"tombolo link epoch"], HKDF_SHA256).expect(FITS);
         next.fill(self.0.as_mut_slice()).expect(FITS);
         LessSafeKey::new(key)
+    }
+}
+
+/// Puts a key of zeroes in the place of one that is not needed any more: ring erases nothing.
+fn erase(key: &mut LessSafeKey) {
+    if let Ok(zeroes) = UnboundKey::new(&AES_256_GCM, &[0; 32]) {
+        *key = LessSafeKey::new(zeroes);
+        // Somebody looks at it, for all that the compiler knows.
+        std::hint::black_box(key);
     }
 }
 
@@ -123,6 +132,12 @@ pub(super) enum Unopened {
     Replayed,
 }
 
+impl Drop for Sealer {
+    fn drop(&mut self) {
+        erase(&mut self.key);
+    }
+}
+
 /// Opens the datagrams of one direction, each once.
 pub(super) struct Opener {
     chain: Chain,
@@ -131,6 +146,12 @@ pub(super) struct Opener {
     current: LessSafeKey,
     next: LessSafeKey,
     window: ReplayWindow,
+}
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        self.previous.as_mut().into_iter().chain([&mut self.current, &mut self.next]).for_each(erase);
+    }
 }
 
 impl Opener {

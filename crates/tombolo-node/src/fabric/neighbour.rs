@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use aws_lc_rs::rand;
 use parking_lot::{Mutex, RwLock};
+use ring::rand::{SecureRandom, SystemRandom};
 use tombolo_core::rdma::PeerId;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_link::{Link, LossReason};
@@ -142,7 +142,7 @@ impl Neighbour {
             return Some(*token);
         }
         let mut token = Token::default();
-        rand::fill(&mut token).ok()?;
+        SystemRandom::new().fill(&mut token).ok()?;
         Some(*self.token.get_or_init(|| token))
     }
 

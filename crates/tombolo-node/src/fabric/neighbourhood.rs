@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-use aws_lc_rs::rand;
 use parking_lot::Mutex;
+use ring::rand::{SecureRandom, SystemRandom};
 use tombolo_core::fabric::neighbour::{
     Action, Change, CloseReason, Dial, DialOutcome, Event, Identity, LinkId, NeighbourId, Neighbours, Pauses,
     Proof,
@@ -310,7 +310,7 @@ impl Neighbourhood {
         security: &Security,
     ) -> io::Result<Self> {
         let mut seed = [0; 8];
-        rand::fill(&mut seed).map_err(|_| io::Error::other("no random numbers"))?;
+        SystemRandom::new().fill(&mut seed).map_err(|_| io::Error::other("no random numbers"))?;
         let (sender, reports) = mpsc::channel();
         let (fabric, to_report) =
             (node.fabric(), LinkReports { sender: sender.clone(), joining: Mutex::new(0) });

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use aws_lc_rs::constant_time;
+use subtle::ConstantTimeEq;
 use tombolo_core::rdma::{MAX_PATHS, PathId};
 use tombolo_link::{Link, LossReason};
 
@@ -80,7 +80,7 @@ impl Fabric {
     pub(crate) fn be_path(&self, newcomer: &Arc<Connection>, token: &Token) -> Reply {
         let is_same = |connection: &Arc<Connection>| {
             let known = connection.own().known_token();
-            known.is_some_and(|known| constant_time::verify_slices_are_equal(known, token).is_ok())
+            known.is_some_and(|known| bool::from(known[..].ct_eq(&token[..])))
         };
         let Some(first) = self.connections().into_iter().find(is_same) else {
             return Reply::Failed("this node has not given that token to a peer: is it another one?".into());

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use aws_lc_rs::digest::{Context, SHA256};
+use ring::digest::{Context, SHA256};
 use tombolo_host::shared::SharedSpan;
 
 use crate::fabric::label;
