@@ -364,6 +364,20 @@ impl SeqpacketSocket {
         }
     }
 
+    /// Whether the peer has messages in the socket that it has not read.
+    pub fn is_unread(&self) -> Result<bool, UnixError> {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: an integer for the kernel to write.
+        let asked = unsafe { libc::ioctl(self.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        match asked {
+            0 => Ok(bytes > 0),
+            _ => Err(UnixError::System {
+                operation: "ioctl(SIOCOUTQ)",
+                errno: Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO),
+            }),
+        }
+    }
+
     /// Two ends of one connection.
     pub fn pair() -> Result<(Self, Self), UnixError> {
         let (one, other) = rustix::net::socketpair(

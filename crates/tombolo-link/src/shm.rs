@@ -28,7 +28,9 @@ use parking_lot::Mutex;
 use tombolo_host::process;
 use tombolo_host::ring::{Consumer, Producer, PushError, RingError};
 use tombolo_host::shared::{SharedMemory, SharedSpan};
-use tombolo_host::timing::link::SHM_SOCKET_READ_INTERVAL;
+use tombolo_host::timing::link::{
+    SHM_LOOK_INTERVAL, SHM_LOOKS_APART, SHM_SOCKET_READ_INTERVAL, SUSPECT_AFTER,
+};
 use tombolo_host::unix::{MAX_DESCRIPTORS, SeqpacketSocket, UnixError};
 
 use crate::counters::Counters;
@@ -85,6 +87,35 @@ struct Inbox {
     pumped: Instant,
 }
 
+/// What shows whether the peer runs: a process that is stopped does not end, and its socket says nothing.
+#[derive(Debug)]
+struct Liveness {
+    looked: Instant,
+    /// Since when messages have lain in the socket at each look.
+    unread_since: Option<Instant>,
+}
+
+impl Liveness {
+    fn new(now: Instant) -> Self {
+        Self { looked: now, unread_since: None }
+    }
+
+    /// Notes a look, and returns for how long the peer has read nothing.
+    fn note(&mut self, is_unread: bool, now: Instant) -> Duration {
+        if now.saturating_duration_since(self.looked) > SHM_LOOKS_APART {
+            self.unread_since = None;
+        }
+        self.looked = now;
+        match is_unread {
+            true => now.saturating_duration_since(*self.unread_since.get_or_insert(now)),
+            false => {
+                self.unread_since = None;
+                Duration::ZERO
+            }
+        }
+    }
+}
+
 /// One end of a shared-memory link.
 #[derive(Debug)]
 pub struct ShmLink {
@@ -96,6 +127,11 @@ pub struct ShmLink {
     armed: AtomicBool,
     socket: SeqpacketSocket,
     lost: OnceLock<LossReason>,
+    /// Of the side that connected.
+    liveness: Option<Mutex<Liveness>>,
+    /// Something has come since the last look.
+    heard: AtomicBool,
+    suspect: AtomicBool,
     peer_process_id: Option<u32>,
     peer_process: Option<Arc<OwnedFd>>,
     counters: Counters,
@@ -146,10 +182,24 @@ impl ShmLink {
             armed: AtomicBool::new(false),
             socket,
             lost: OnceLock::new(),
+            liveness: matches!(side, Side::Connector).then(|| Mutex::new(Liveness::new(Instant::now()))),
+            heard: AtomicBool::new(false),
+            suspect: AtomicBool::new(false),
             peer_process_id,
             peer_process,
             counters: Counters::default(),
         })
+    }
+
+    /// Looks now and then whether the peer reads what it is sent.
+    fn look_after_peer(&self, now: Instant) {
+        let Some(mut liveness) = self.liveness.as_ref().and_then(Mutex::try_lock) else { return };
+        if now.saturating_duration_since(liveness.looked) < SHM_LOOK_INTERVAL || self.lost.get().is_some() {
+            return;
+        }
+        let has_heard = self.heard.swap(false, Ordering::Relaxed);
+        let silence = liveness.note(!has_heard && self.socket.is_unread().unwrap_or(false), now);
+        self.suspect.store(silence >= SUSPECT_AFTER, Ordering::Relaxed);
     }
 
     fn mark_lost(&self, reason: LossReason) -> LossReason {
@@ -193,7 +243,11 @@ impl ShmLink {
             if inbox.messages.len() >= INBOX_MESSAGES || self.lost.get().is_some() {
                 return;
             }
-            match self.socket.receive(&mut inbox.buffer) {
+            let received = self.socket.receive(&mut inbox.buffer);
+            if received.is_ok() {
+                self.heard.store(true, Ordering::Relaxed);
+            }
+            match received {
                 Ok(received) => match inbox.buffer[..received.length_bytes].split_first() {
                     Some((&kind::WAKE, [])) => {}
                     Some((&kind::CONTROL, bytes)) if !bytes.is_empty() => {
@@ -305,6 +359,9 @@ impl Link for ShmLink {
             return Ok(0);
         }
         consumer.release();
+        if !self.heard.load(Ordering::Relaxed) {
+            self.heard.store(true, Ordering::Relaxed);
+        }
         self.counters.packets_received.add_exclusively(count as u64);
         self.counters.bytes_received.add_exclusively(bytes);
         if consumer.take_room_wake() {
@@ -401,6 +458,7 @@ impl Link for ShmLink {
     }
 
     fn tick(&self, now: Instant) -> Option<Instant> {
+        self.look_after_peer(now);
         // This is for a thread that polls the rings only. One that sleeps hears from the socket, so nothing may be
         // taken from there.
         if let Some(mut inbox) = self.inbox.try_lock()
@@ -410,7 +468,13 @@ impl Link for ShmLink {
             inbox.pumped = now;
             self.pump(&mut inbox);
         }
-        None
+        // While something is unread.
+        let liveness = self.liveness.as_ref().filter(|_| self.lost.get().is_none())?.try_lock()?;
+        liveness.unread_since.map(|_| now + SHM_LOOK_INTERVAL)
+    }
+
+    fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> LinkState {

@@ -1,6 +1,7 @@
 //! What far memory reports: pages that arrive, and lenders that are lost.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, State};
@@ -250,22 +251,31 @@ impl Pager {
             }
         }
         // A thread that waited for one of those pages faults again, finds it lost, and gets its SIGBUS then.
+        let lost = self.stats.counters.lost_pages.load(Ordering::Relaxed);
+        let told = self.lost_told.swap(lost, Ordering::Relaxed);
         if hurt.is_empty() {
-            (self.notify)(&format!("lender {who} is gone ({why}); nothing of the program is lost with it"));
+            let what = match lost.saturating_sub(told) * PAGE_BYTES / 1024 {
+                0 => "nothing of the program is lost with it".to_owned(),
+                // It has touched one of those pages already, and has ended by that.
+                kib => format!("and with it {kib} KiB of what has ended"),
+            };
+            (self.notify)(&format!("lender {who} is gone ({why}); {what}"));
             return;
         }
         for (space, lost) in hurt {
             let program = space.program();
-            let pid = program
-                .as_ref()
-                .map_or("a forked child".to_owned(), |program| format!("process {}", program.pid));
+            let whose = match (&program, space.parent.pid) {
+                (Some(program), _) => format!("process {}", program.pid),
+                (None, Some(parent)) => format!("a child of process {parent}"),
+                (None, None) => "a process that has ended".to_owned(),
+            };
             // Before anything is said. A child that has had no agent gets its SIGBUS when it touches one of those
             // pages.
             if let Some(program) = program {
                 let _ = process::signal(&program.pidfd, libc::SIGBUS);
             }
             (self.notify)(&format!(
-                "lender {who} is gone ({why}), and with it {} KiB of {pid}: sending it SIGBUS",
+                "lender {who} is gone ({why}), and with it {} KiB of {whose}: sending it SIGBUS",
                 lost * PAGE_BYTES / 1024
             ));
         }

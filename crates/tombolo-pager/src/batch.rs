@@ -18,6 +18,7 @@
 //! may be frozen, and its agent with it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tombolo_core::pager::{Attempt, Entry, Outcome as Ending, PAGE_BYTES, Page, PageName, State};
@@ -376,8 +377,10 @@ impl Evictor {
         }
         self.moved(&mut batch, &done);
         self.keep(&mut batch);
+        batch.space.is_read.store(true, Ordering::Release);
         read_moved(&batch.space, &batch.agent, &mut batch.victims);
         read_kept(&batch.agent, &mut batch.victims);
+        batch.space.is_read.store(false, Ordering::Release);
         let to_save = self.sort_out(&mut batch.victims);
         if !to_save.is_empty() {
             self.end_settled(&mut batch);

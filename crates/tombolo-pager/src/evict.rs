@@ -156,7 +156,7 @@ impl Evictor {
             let allowed_pages = self.pager.room.allow(faults as u64);
             self.pager.say_once_with("overdraft", || {
                 format!(
-                    "the program exceeds --local, by up to {} KiB for now: what is here cannot be evicted (locked or pinned pages, or a frozen \
+                    "the program exceeds --local, by up to {} KiB for now: what is here cannot be evicted (locked or pinned pages, memory with protection keys, or a frozen \
                      program); the report says how far it went",
                     allowed_pages * PAGE_BYTES / 1024
                 )

@@ -160,7 +160,7 @@ impl Pager {
             (GUARDED, Some(end)) => {
                 self.discard_guarded(space, table, start / PAGE_BYTES, end.div_ceil(PAGE_BYTES))
             }
-            (UNSERVED, _) => self.note_unserved(space, start, length),
+            (UNSERVED, _) => self.note_unserved(space, table, start, length),
             _ => Answer::default(),
         };
         let answer = Answer { number, ..answer };
@@ -171,15 +171,20 @@ impl Pager {
     }
 
     /// The program is about to execute another one, whose path is there, and which cannot be served for this reason.
-    fn note_unserved(&self, space: &Space, path: u64, reason: u64) -> Answer {
+    fn note_unserved(&self, space: &Space, table: &Table, path: u64, reason: u64) -> Answer {
         const PART_BYTES: usize = 256;
-        const PARTS_MAX: u64 = 16;
+        const PARTS_MAX: u64 = 4;
+        // What is far would be asked of this very thread.
+        let is_far = |at: u64| {
+            let (first, end) = (at / PAGE_BYTES, (at.saturating_add(PART_BYTES as u64)).div_ceil(PAGE_BYTES));
+            !table.states.ranges_within(first, end).is_empty()
+        };
         let Some(reason) = Reason::from_number(reason) else { return Answer::default() };
         let mut text = Vec::new();
         for part in 0..PARTS_MAX {
             let mut bytes = [0u8; PART_BYTES];
             let at = path.checked_add(part * PART_BYTES as u64);
-            if !at.is_some_and(|at| space.read(at, &mut bytes)) {
+            if !at.is_some_and(|at| at != 0 && !is_far(at) && space.read(at, &mut bytes)) {
                 break;
             }
             let end = bytes.iter().position(|byte| *byte == 0);

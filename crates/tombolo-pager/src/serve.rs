@@ -81,7 +81,9 @@ impl Pager {
 
     fn try_serve(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> Step {
         let page = fault.page;
-        let is_evictor = fault.thread == self.evictor_thread.load(Ordering::Relaxed);
+        // A thread has the number that it has in its own pid namespace, where another one may have this.
+        let is_evictor = fault.thread == self.evictor_thread.load(Ordering::Relaxed)
+            && space.is_read.load(Ordering::Acquire);
         if let Some(index) = space.control_page(page) {
             return self.serve_control(space, table, index, fault.thread, is_evictor);
         }
@@ -251,7 +253,7 @@ impl Pager {
         let page = fault.page;
         if self.reserve_for(space, agent, 1) == 0 {
             if self.far.slots().is_lost(slot) {
-                return self.poison_now(space, table, page);
+                return self.poison_lost(space, table, page);
             }
             self.wait_for_room(fault);
             return Step::Done;
@@ -262,7 +264,7 @@ impl Pager {
             Err(error) => {
                 self.unreserve(space, 1);
                 return match error {
-                    NotBrought::Lost => self.poison_now(space, table, page),
+                    NotBrought::Lost => self.poison_lost(space, table, page),
                     NotBrought::Refused(UffdError::Again(_)) => Step::Again,
                     NotBrought::Refused(UffdError::Exists(_)) => {
                         self.found_present(space, table, page, agent)
@@ -482,6 +484,16 @@ impl Pager {
             self.read_change(space, &mut table);
         }
         false
+    }
+
+    /// A page is lost with its lender, of whose end nothing has been told yet.
+    fn poison_lost(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
+        let step = self.poison_now(space, table, page);
+        if step == Step::Done && table.states.get(page).state() == State::Lost {
+            table.lost_on_the_way += 1;
+            Counters::add(&self.stats.counters.lost_pages, 1);
+        }
+        step
     }
 
     pub(crate) fn poison_now(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {

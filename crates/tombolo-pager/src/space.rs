@@ -212,6 +212,8 @@ pub struct Space {
     pub began: Instant,
     /// It was said that it has no agent.
     pub told: AtomicBool,
+    /// The evictor copies pages out of it.
+    pub is_read: AtomicBool,
     /// The address space has ended, or its program has.
     pub ending: AtomicBool,
     /// What it has of the room.
@@ -310,6 +312,7 @@ impl Space {
             filters: AtomicU32::new(0),
             began: Instant::now(),
             told: AtomicBool::new(false),
+            is_read: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             account: Account::default(),
         }

@@ -425,7 +425,7 @@ struct Filter {
 }
 
 impl Filter {
-    const STEPS_MAX: usize = 96;
+    const STEPS_MAX: usize = 128;
     const LOAD_WORD: u16 = 0x20;
     const JUMP_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
@@ -492,6 +492,17 @@ fn limit_system_calls(held: &Held) {
     let (start, length) = control::area();
     let area = [Is(low(0), start as u32), Is(high(0), (start >> 32) as u32), Is(low(1), length as u32)];
     filter.allow(libc::SYS_munlock, &area);
+    let staging = control::staging();
+    for rights in control::STAGING_RIGHTS {
+        let turned = [
+            Is(low(0), staging as u32),
+            Is(high(0), (staging >> 32) as u32),
+            Is(low(1), control::STAGING_BYTES as u32),
+            Is(high(1), 0),
+            Is(low(2), rights as u32),
+        ];
+        filter.allow(libc::SYS_mprotect, &turned);
+    }
     filter.allow(libc::SYS_read, &[Is(low(0), held.socket as u32)]);
     filter.allow(libc::SYS_sendto, &[Is(low(0), held.socket as u32), Is(low(4), 0), Is(high(4), 0)]);
     let kill = [Is(low(0), held.program as u32), Is(low(1), libc::SIGKILL as u32)];

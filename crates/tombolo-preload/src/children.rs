@@ -93,11 +93,13 @@ fn remember_library() {
 
 /// Most environment entries that are passed on with ours added.
 const ENVIRONMENT_MAX: usize = 2048;
+/// Bytes of an entry of libraries.
+const PRELOAD_MAX: usize = 4096;
 
 /// An environment with our two entries in it.
 struct Environment {
     entries: [*const c_char; ENVIRONMENT_MAX + 3],
-    preload: [u8; 4096],
+    preload: [u8; PRELOAD_MAX],
 }
 
 /// Fills `room` and returns it, or `original` where nothing needs adding (or it is too large).
@@ -169,185 +171,314 @@ fn is_separator(byte: &u8) -> bool {
     matches!(byte, b':' | b' ')
 }
 
-/// As [`environment`], without our two entries: fills `room` and returns it, or `original` where neither is there (or it is too large).
+/// The strings of an environment.
 ///
 /// # Safety
 ///
-/// `original` is a null-terminated array of C strings, or null.
+/// `variables` is null, or a null-terminated array of C strings that stays as it is meanwhile.
+unsafe fn entries<'a>(variables: *const *const c_char) -> impl Iterator<Item = (*const c_char, &'a [u8])> {
+    let mut entry = variables;
+    core::iter::from_fn(move || {
+        // SAFETY: the caller's promise; the iteration ends at the null pointer.
+        unsafe {
+            if entry.is_null() || (*entry).is_null() {
+                return None;
+            }
+            let text = *entry;
+            entry = entry.add(1);
+            Some((text, CStr::from_ptr(text).to_bytes()))
+        }
+    })
+}
+
+/// As [`environment`], without our two entries: fills `room` and returns it, or `original` where it is too large.
+///
+/// # Safety
+///
+/// As [`entries`].
 unsafe fn environment_without(
     original: *const *const c_char,
     room: &mut Environment,
 ) -> *const *const c_char {
     // SAFETY: written only while loading.
     let library = unsafe { &*ENTRIES.0.get() }.library();
-    let (mut count, mut length) = (0, 0);
-    let mut entry = original;
+    let mut theirs: &[u8] = &[];
+    let mut count = 0;
     // SAFETY: the caller's promise.
-    unsafe {
-        while !entry.is_null() && !(*entry).is_null() {
-            let mut kept = *entry;
-            let text = CStr::from_ptr(kept).to_bytes();
-            entry = entry.add(1);
-            if start::value_of(text).is_some() {
-                continue;
-            }
-            // Of several, the dynamic linker takes the last; one is kept here.
-            if let Some(value) = text.strip_prefix(PRELOAD).filter(|_| length == 0) {
-                let others = value.split(is_separator).filter(|part| !part.is_empty() && *part != library);
-                for other in others {
-                    let separator: &[u8] = if length == 0 { PRELOAD } else { b":" };
-                    for part in [separator, other] {
-                        let Some(target) = room.preload.get_mut(length..length + part.len()) else {
-                            return original;
-                        };
-                        target.copy_from_slice(part);
-                        length += part.len();
-                    }
-                }
-                if length == 0 {
-                    continue;
-                }
-                let Some(end) = room.preload.get_mut(length) else { return original };
-                *end = 0;
-                kept = room.preload.as_ptr().cast();
-            }
-            let Some(slot) = room.entries.get_mut(count).filter(|_| count < ENVIRONMENT_MAX) else {
+    for (pointer, text) in unsafe { entries(original) } {
+        if start::value_of(text).is_some() {
+            continue;
+        }
+        // Of several, the dynamic linker takes the last.
+        if let Some(value) = text.strip_prefix(PRELOAD) {
+            theirs = value;
+            continue;
+        }
+        let Some(slot) = room.entries.get_mut(count).filter(|_| count < ENVIRONMENT_MAX) else {
+            return original;
+        };
+        *slot = pointer;
+        count += 1;
+    }
+    let mut length = 0;
+    for other in theirs.split(is_separator).filter(|part| !part.is_empty() && *part != library) {
+        let separator: &[u8] = if length == 0 { PRELOAD } else { b":" };
+        for part in [separator, other] {
+            // One byte is left for the zero behind it.
+            let Some(target) = room
+                .preload
+                .get_mut(..PRELOAD_MAX - 1)
+                .and_then(|room| room.get_mut(length..length + part.len()))
+            else {
                 return original;
             };
-            *slot = kept;
-            count += 1;
+            target.copy_from_slice(part);
+            length += part.len();
         }
+    }
+    if length > 0 {
+        room.preload[length] = 0;
+        room.entries[count] = room.preload.as_ptr().cast();
+        count += 1;
     }
     room.entries[count] = core::ptr::null();
     room.entries.as_ptr()
 }
 
-/// The environment with which to execute a program: with our entries, or without, where the library would keep it from running.
-/// The supervisor is told of a program that is not served.
+/// Executes a program with the environment that it is to have: with our entries, or without, where the library would keep it from
+/// running. The supervisor is told of a program that is not served.
+///
+/// The look and a new environment have frames of their own: who executes may have little stack, and mostly needs no new environment.
 ///
 /// # Safety
 ///
-/// `variables` is a null-terminated array of C strings, or null.
-unsafe fn prepared(
-    file: &File,
+/// As [`entries`], and for the file as [`File`] says.
+unsafe fn execute(
+    file: File,
     variables: *const *const c_char,
-    room: &mut Environment,
-) -> *const *const c_char {
+    go: impl FnOnce(*const *const c_char) -> c_int,
+) -> c_int {
     // SAFETY: written only while loading.
     let ours = unsafe { &*ENTRIES.0.get() };
     if ours.preload_length == 0 {
-        return variables;
-    }
-    // SAFETY: the caller's promise.
-    let reason = unsafe { file.reason(ours, variables) };
-    if let Some(reason) = reason {
-        file.tell(reason);
+        return go(variables);
     }
     // SAFETY: the caller's promise.
     unsafe {
-        match reason {
-            Some(reason) if reason.is_kept_from_it() => environment_without(variables, room),
-            _ => environment(variables, room),
+        match look(file, ours, variables) {
+            Some(reason) if reason.is_kept_from_it() => execute_without(variables, go),
+            _ if !start::far() || is_complete(ours, variables) => go(variables),
+            _ => execute_with(variables, go),
         }
     }
+}
+
+#[inline(never)]
+unsafe fn execute_with(
+    variables: *const *const c_char,
+    go: impl FnOnce(*const *const c_char) -> c_int,
+) -> c_int {
+    let mut room = room();
+    // SAFETY: the caller's promise.
+    go(unsafe { environment(variables, &mut room) })
+}
+
+#[inline(never)]
+unsafe fn execute_without(
+    variables: *const *const c_char,
+    go: impl FnOnce(*const *const c_char) -> c_int,
+) -> c_int {
+    let mut room = room();
+    // SAFETY: the caller's promise.
+    go(unsafe { environment_without(variables, &mut room) })
+}
+
+/// Whether an environment has our two entries.
+///
+/// # Safety
+///
+/// As [`entries`].
+unsafe fn is_complete(ours: &Entries, variables: *const *const c_char) -> bool {
+    let (mut complete, mut named) = (false, false);
+    // SAFETY: the caller's promise.
+    for (_, text) in unsafe { entries(variables) } {
+        if let Some(value) = text.strip_prefix(PRELOAD) {
+            complete = value.split(is_separator).any(|part| part == ours.library());
+        }
+        named |= start::value_of(text).is_some();
+    }
+    complete && named
+}
+
+/// A file that is to be executed.
+#[derive(Clone, Copy)]
+enum File {
+    /// The one at this path, a C string.
+    At(*const c_char),
+    /// The one that `execvp` finds by this name, a C string.
+    Found(*const c_char),
+    /// An open one.
+    Open(c_int),
+}
+
+/// Why the program cannot have the library, which the supervisor is told. What cannot be told is left to the kernel and the dynamic
+/// linker, and so is everything that is wrong with the file.
+///
+/// Only such system calls are made as the dynamic linker makes, too: the program may have forbidden itself others.
+///
+/// # Safety
+///
+/// As [`entries`]; what [`File`] names may be no good path.
+#[inline(never)]
+unsafe fn look(file: File, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
+    match file {
+        File::Found(name) => {
+            // SAFETY: `execvp` reads the name, too.
+            let name = unsafe { CStr::from_ptr(name) }.to_bytes_with_nul();
+            if name.contains(&b'/') {
+                look_at(name.as_ptr() as usize, ours, variables)
+            } else {
+                look_for(name, ours, variables)
+            }
+        }
+        File::At(path) => look_at(path as usize, ours, variables),
+        File::Open(descriptor) => {
+            let reason = Opened::of(descriptor)?.reason(ours, variables);
+            if let Some(reason) = reason {
+                tell(reason, &[]);
+            }
+            reason
+        }
+    }
+}
+
+/// As `execvp` looks for a name, with a zero behind it, which has no slash in it.
+#[inline(never)]
+fn look_for(name: &[u8], ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
+    let mut folders: &[u8] = b"/bin:/usr/bin";
+    // SAFETY: libc's environment.
+    for (_, text) in unsafe { entries(environ) } {
+        if let Some(found) = text.strip_prefix(b"PATH=") {
+            folders = found;
+            break;
+        }
+    }
+    let mut path = [0u8; PATH_MAX];
+    for folder in folders.split(|&byte| byte == b':') {
+        let folder = if folder.is_empty() { b"." } else { folder };
+        let mut length = 0;
+        for part in [folder, b"/", name] {
+            let Some(target) = path.get_mut(length..length + part.len()) else { break };
+            target.copy_from_slice(part);
+            length += part.len();
+        }
+        if length == folder.len() + 1 + name.len() && Opened::at(path.as_ptr() as usize).is_some() {
+            return look_at(path.as_ptr() as usize, ours, variables);
+        }
+    }
+    None
 }
 
 const PATH_MAX: usize = 4096;
 
-/// A file that is to be executed.
-struct File {
-    /// Where it is, with a zero behind it; empty if that is not known.
-    path: [u8; PATH_MAX],
-    /// An open file, in place of a path.
-    descriptor: Option<c_int>,
+/// Looks at the file at a path: the address of a C string, or of nothing.
+fn look_at(path: usize, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
+    let reason = Opened::at(path)?.reason(ours, variables)?;
+    // SAFETY: the kernel has read it.
+    tell(reason, unsafe { CStr::from_ptr(path as *const c_char) }.to_bytes());
+    Some(reason)
 }
 
-impl File {
-    const NONE: Self = Self { path: [0; PATH_MAX], descriptor: None };
+/// Tells the supervisor of a program that is not served.
+fn tell(reason: Reason, path: &[u8]) {
+    if start::far() {
+        control::tell_unserved(reason as usize, path);
+    }
+}
 
-    /// # Safety
-    ///
-    /// `path` is a C string, or null.
-    unsafe fn at(path: *const c_char) -> Self {
-        let mut file = Self::NONE;
-        if !path.is_null() {
-            // SAFETY: the caller's promise.
-            file.set(&[unsafe { CStr::from_ptr(path) }.to_bytes()]);
-        }
-        file
+/// A file that is being looked at: a regular one that may be executed.
+struct Opened {
+    /// None: it may not be read.
+    descriptor: Option<usize>,
+    /// The descriptor was made here.
+    is_own: bool,
+    mode: u32,
+    owner: u32,
+    group: u32,
+}
+
+impl Opened {
+    /// The path: the address of a C string, or of nothing.
+    fn at(path: usize) -> Option<Self> {
+        let mut opened = Self::status_of(libc::AT_FDCWD as usize, path, 0)?;
+        opened.open(path);
+        Some(opened)
     }
 
-    /// As `execvp` finds it.
-    ///
-    /// # Safety
-    ///
-    /// As [`File::at`].
-    unsafe fn found_by_path(name: *const c_char) -> Self {
-        // SAFETY: the caller's promise.
-        let file = unsafe { Self::at(name) };
-        if file.path.contains(&b'/') || file.path.first() == Some(&0) {
-            return file;
-        }
-        // SAFETY: libc's environment is a null-terminated array of C strings.
-        let folders = unsafe {
-            let mut entry = environ;
-            loop {
-                if entry.is_null() || (*entry).is_null() {
-                    break &b"/bin:/usr/bin"[..];
-                }
-                if let Some(found) = CStr::from_ptr(*entry).to_bytes().strip_prefix(b"PATH=") {
-                    break found;
-                }
-                entry = entry.add(1);
+    fn of(descriptor: c_int) -> Option<Self> {
+        let flags = libc::AT_EMPTY_PATH as usize;
+        let mut opened = Self::status_of(descriptor as usize, c"".as_ptr() as usize, flags)?;
+        opened.descriptor = Some(descriptor as usize);
+        if opened.read(0, &mut [0]) == 0 {
+            // It is open for its path only.
+            let mut path = *b"/proc/self/fd/0000000000\0";
+            let (mut rest, mut at) = (descriptor, path.len() - 2);
+            while rest > 0 {
+                path[at] = b'0' + (rest % 10) as u8;
+                rest /= 10;
+                at -= 1;
             }
+            // What are zeroes before it is moved away.
+            const NUMBER_AT: usize = 14;
+            let end = path.len();
+            path.copy_within(at + 1..end, NUMBER_AT);
+            opened.open(path.as_ptr() as usize);
+        }
+        Some(opened)
+    }
+
+    fn open(&mut self, path: usize) {
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK) as usize;
+        // SAFETY: a path that the kernel reads.
+        self.descriptor =
+            unsafe { call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0]) }.ok();
+        self.is_own = self.descriptor.is_some();
+    }
+
+    fn status_of(folder: usize, path: usize, flags: usize) -> Option<Self> {
+        const EXECUTABLE: u32 = 0o111;
+        // SAFETY: a structure of ours for the kernel to fill, and a path that it reads.
+        let (mode, owner, group) = unsafe {
+            let mut status: libc::stat = core::mem::zeroed();
+            let pointer = core::ptr::from_mut(&mut status) as usize;
+            call(libc::SYS_newfstatat, [folder, path, pointer, flags, 0, 0]).ok()?;
+            (
+                core::ptr::read_volatile(&raw const status.st_mode),
+                core::ptr::read_volatile(&raw const status.st_uid),
+                core::ptr::read_volatile(&raw const status.st_gid),
+            )
         };
-        // SAFETY: the caller's promise.
-        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-        let mut candidate = Self::NONE;
-        for folder in folders.split(|&byte| byte == b':') {
-            let folder = if folder.is_empty() { b"." } else { folder };
-            if candidate.set(&[folder, b"/", name]) && is_accessible(&candidate.path, libc::X_OK) {
-                return candidate;
-            }
-        }
-        Self::NONE
+        let is_program = mode & libc::S_IFMT == libc::S_IFREG && mode & EXECUTABLE != 0;
+        is_program.then_some(Self { descriptor: None, is_own: false, mode, owner, group })
     }
 
-    /// Whether these parts are short enough for a path.
-    fn set(&mut self, parts: &[&[u8]]) -> bool {
-        let mut length = 0;
-        for part in parts {
-            let Some(target) = self.path.get_mut(length..length + part.len()) else {
-                self.path[0] = 0;
-                return false;
-            };
-            target.copy_from_slice(part);
-            length += part.len();
-        }
-        let is_short = length < PATH_MAX;
-        self.path[if is_short { length } else { 0 }] = 0;
-        is_short
+    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
+        let Some(descriptor) = self.descriptor else { return 0 };
+        let arguments = [descriptor, buffer.as_mut_ptr() as usize, buffer.len(), at as usize, 0, 0];
+        // SAFETY: a buffer of the length given.
+        unsafe { call(libc::SYS_pread64, arguments) }.unwrap_or(0)
     }
 
-    /// Why the program cannot have the library. What cannot be told is left to the kernel and the dynamic linker.
-    ///
-    /// # Safety
-    ///
-    /// `variables` is a null-terminated array of C strings, or null.
-    unsafe fn reason(&self, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
+    fn reason(self, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
         /// Interpreters of interpreters, as many as Linux follows.
         const INTERPRETERS_MAX: u32 = 5;
-        let mut opened = match self.descriptor {
-            Some(descriptor) => Opened { descriptor: descriptor as usize, is_own: false },
-            None => Opened::at(&self.path)?,
-        };
+        let mut opened = self;
         for _ in 0..INTERPRETERS_MAX {
-            if opened.gives_privileges() {
-                return Some(Reason::Privileged);
-            }
             match fitness::examine(&mut |at, buffer| opened.read(at, buffer)) {
-                Kind::Script(interpreter) => opened = Opened::at(interpreter.path_with_zero())?,
-                // SAFETY: the caller's promise.
+                Kind::Script(interpreter) => {
+                    opened = Self::at(interpreter.path_with_zero().as_ptr() as usize)?;
+                }
+                // SAFETY: the caller's environment.
                 Kind::Unfit(Reason::Static) if unsafe { is_valgrinds(variables) } => {
                     return Some(Reason::Valgrind);
                 }
@@ -355,14 +486,37 @@ impl File {
                 Kind::Fit => break,
             }
         }
-        let library = ours.preload.get(PRELOAD.len()..)?;
-        (!is_accessible(library, libc::R_OK)).then_some(Reason::Unreachable)
+        if opened.gives_privileges() {
+            return Some(Reason::Privileged);
+        }
+        // With a zero behind it.
+        let library = ours.preload.get(PRELOAD.len()..)?.as_ptr() as usize;
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+        // SAFETY: a path that ends in a zero; what was opened here is closed.
+        let found = unsafe {
+            call(libc::SYS_openat, [libc::AT_FDCWD as usize, library, flags, 0, 0, 0])
+                .map(|descriptor| call(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]))
+        };
+        matches!(found, Err(libc::ENOENT | libc::ENOTDIR | libc::EACCES)).then_some(Reason::Unreachable)
     }
 
-    /// Tells the supervisor that this program is not served.
-    fn tell(&self, reason: Reason) {
-        if start::far() {
-            control::ask(protocol::UNSERVED, self.path.as_ptr() as usize, reason as usize);
+    /// Whether who executes it gets another user's rights, or another group's, by that.
+    fn gives_privileges(&self) -> bool {
+        let is_set = |bits: u32| self.mode & bits == bits;
+        // SAFETY: these take nothing.
+        unsafe {
+            (is_set(libc::S_ISUID) && call(libc::SYS_geteuid, [0; 6]) != Ok(self.owner as usize))
+                || (is_set(libc::S_ISGID | libc::S_IXGRP)
+                    && call(libc::SYS_getegid, [0; 6]) != Ok(self.group as usize))
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(descriptor) = self.descriptor.filter(|_| self.is_own) {
+            // SAFETY: opened here.
+            let _ = unsafe { call(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]) };
         }
     }
 }
@@ -371,87 +525,14 @@ impl File {
 ///
 /// # Safety
 ///
-/// `variables` is a null-terminated array of C strings, or null.
+/// As [`entries`].
 unsafe fn is_valgrinds(variables: *const *const c_char) -> bool {
-    let mut entry = variables;
     // SAFETY: the caller's promise.
-    unsafe {
-        while !entry.is_null() && !(*entry).is_null() {
-            if CStr::from_ptr(*entry).to_bytes().starts_with(b"VALGRIND_LAUNCHER=") {
-                return true;
-            }
-            entry = entry.add(1);
-        }
-    }
-    false
-}
-
-/// Whether this process may do that with a file; its path ends in a zero.
-fn is_accessible(path: &[u8], mode: c_int) -> bool {
-    let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, mode as usize, 0, 0, 0];
-    // SAFETY: a path that ends in a zero.
-    path.contains(&0) && unsafe { call(libc::SYS_faccessat, arguments) }.is_ok()
-}
-
-/// A file that is being looked at.
-struct Opened {
-    descriptor: usize,
-    /// It was opened here.
-    is_own: bool,
-}
-
-impl Opened {
-    /// The path ends in a zero.
-    fn at(path: &[u8]) -> Option<Self> {
-        // Anything but a file waits for nobody.
-        let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK) as usize;
-        let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0, 0, 0];
-        // SAFETY: a path that ends in a zero.
-        let descriptor = unsafe { call(libc::SYS_openat, arguments) }.ok()?;
-        Some(Self { descriptor, is_own: true })
-    }
-
-    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
-        let arguments = [self.descriptor, buffer.as_mut_ptr() as usize, buffer.len(), at as usize, 0, 0];
-        // SAFETY: a buffer of the length given.
-        unsafe { call(libc::SYS_pread64, arguments) }.unwrap_or(0)
-    }
-
-    /// Whether who executes it gets another user's rights by that.
-    fn gives_privileges(&self) -> bool {
-        // SAFETY: integers and structures of ours for the kernel to fill.
-        unsafe {
-            let mut status: libc::stat = core::mem::zeroed();
-            let arguments = [self.descriptor, core::ptr::from_mut(&mut status) as usize, 0, 0, 0, 0];
-            if call(libc::SYS_fstat, arguments).is_err() {
-                return false;
-            }
-            let mode = core::ptr::read_volatile(&raw const status.st_mode);
-            let user = call(libc::SYS_geteuid, [0; 6]).unwrap_or(0) as u32;
-            if mode & libc::S_ISUID != 0 && core::ptr::read_volatile(&raw const status.st_uid) != user {
-                return true;
-            }
-            let group = call(libc::SYS_getegid, [0; 6]).unwrap_or(0) as u32;
-            if mode & libc::S_ISGID != 0 && core::ptr::read_volatile(&raw const status.st_gid) != group {
-                return true;
-            }
-            let name = c"security.capability".as_ptr() as usize;
-            user != 0 && call(libc::SYS_fgetxattr, [self.descriptor, name, 0, 0, 0, 0]).is_ok()
-        }
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        if self.is_own {
-            // SAFETY: opened here.
-            let _ = unsafe { call(libc::SYS_close, [self.descriptor, 0, 0, 0, 0, 0]) };
-        }
-    }
+    unsafe { entries(variables) }.any(|(_, text)| text.starts_with(b"VALGRIND_LAUNCHER="))
 }
 
 fn room() -> Environment {
-    Environment { entries: [core::ptr::null(); ENVIRONMENT_MAX + 3], preload: [0; 4096] }
+    Environment { entries: [core::ptr::null(); ENVIRONMENT_MAX + 3], preload: [0; PRELOAD_MAX] }
 }
 
 unsafe extern "C" {
@@ -494,13 +575,15 @@ pub unsafe extern "C" fn execve(
     arguments: *const *const c_char,
     variables: *const *const c_char,
 ) -> c_int {
-    let mut room = room();
-    // SAFETY: the caller's promise.
-    unsafe {
-        let variables = prepared(&File::at(path), variables, &mut room);
-        let called = call(libc::SYS_execve, [path as usize, arguments as usize, variables as usize, 0, 0, 0]);
+    let go = |variables: *const *const c_char| {
+        // SAFETY: the caller's promise.
+        let called = unsafe {
+            call(libc::SYS_execve, [path as usize, arguments as usize, variables as usize, 0, 0, 0])
+        };
         with_errno(called) as c_int
-    }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { execute(File::At(path), variables, go) }
 }
 
 /// # Safety
@@ -521,15 +604,14 @@ pub unsafe extern "C" fn execvpe(
     arguments: *const *const c_char,
     variables: *const *const c_char,
 ) -> c_int {
-    let mut room = room();
     let real = EXEC_BY_PATH.address();
     // SAFETY: the caller's promise; the address is libc's execvpe.
     unsafe {
         if real == 0 {
             return execve(file, arguments, variables);
         }
-        let variables = prepared(&File::found_by_path(file), variables, &mut room);
-        core::mem::transmute::<usize, Exec>(real)(file, arguments, variables)
+        let real = core::mem::transmute::<usize, Exec>(real);
+        execute(File::Found(file), variables, |variables| real(file, arguments, variables))
     }
 }
 
@@ -542,19 +624,17 @@ pub unsafe extern "C" fn fexecve(
     arguments: *const *const c_char,
     variables: *const *const c_char,
 ) -> c_int {
-    let mut room = room();
-    let file = File { descriptor: Some(descriptor), ..File::NONE };
-    // SAFETY: the caller's promise.
-    unsafe {
-        let variables = prepared(&file, variables, &mut room);
-        let empty = c"".as_ptr() as usize;
-        let flags = libc::AT_EMPTY_PATH as usize;
-        let called = call(
-            libc::SYS_execveat,
-            [descriptor as usize, empty, arguments as usize, variables as usize, flags, 0],
-        );
-        with_errno(called) as c_int
+    if descriptor < 0 || arguments.is_null() || variables.is_null() {
+        return with_errno(Err(libc::EINVAL)) as c_int;
     }
+    let go = |variables: *const *const c_char| {
+        let (empty, flags) = (c"".as_ptr() as usize, libc::AT_EMPTY_PATH as usize);
+        let arguments = [descriptor as usize, empty, arguments as usize, variables as usize, flags, 0];
+        // SAFETY: the caller's promise.
+        with_errno(unsafe { call(libc::SYS_execveat, arguments) }) as c_int
+    };
+    // SAFETY: the caller's promise.
+    unsafe { execute(File::Open(descriptor), variables, go) }
 }
 
 /// # Safety
@@ -579,10 +659,7 @@ pub unsafe extern "C" fn posix_spawn(
     variables: *const *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        let file = File::at(path);
-        spawn(&SPAWN, &file, process, path, actions, attributes, arguments, variables)
-    }
+    unsafe { spawn(&SPAWN, File::At(path), process, path, actions, attributes, arguments, variables) }
 }
 
 /// # Safety
@@ -599,15 +676,14 @@ pub unsafe extern "C" fn posix_spawnp(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let found = File::found_by_path(file);
-        spawn(&SPAWN_BY_PATH, &found, process, file, actions, attributes, arguments, variables)
+        spawn(&SPAWN_BY_PATH, File::Found(file), process, file, actions, attributes, arguments, variables)
     }
 }
 
 #[allow(clippy::too_many_arguments, reason = "those of libc's, and two more")]
 unsafe fn spawn(
     real: &Real,
-    found: &File,
+    found: File,
     process: *mut pid_t,
     file: *const c_char,
     actions: *const c_void,
@@ -615,14 +691,13 @@ unsafe fn spawn(
     arguments: *const *const c_char,
     variables: *const *const c_char,
 ) -> c_int {
-    let mut room = room();
     let real = real.address();
+    if real == 0 {
+        return libc::ENOSYS;
+    }
     // SAFETY: the caller's promise; the address is libc's function of that name.
     unsafe {
-        if real == 0 {
-            return libc::ENOSYS;
-        }
-        let variables = prepared(found, variables, &mut room);
-        core::mem::transmute::<usize, Spawn>(real)(process, file, actions, attributes, arguments, variables)
+        let real = core::mem::transmute::<usize, Spawn>(real);
+        execute(found, variables, |variables| real(process, file, actions, attributes, arguments, variables))
     }
 }

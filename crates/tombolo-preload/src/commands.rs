@@ -186,6 +186,33 @@ fn move_pages(held: &Held, command: u32, spans: usize, count: usize, moved: &mut
             source += PAGE_BYTES;
         }
     }
+    move_others(held, command, spans, count, moved);
+}
+
+/// Moves the pages that were refused because their memory has other rights than the staging area: it is executable, too, or is not. After that the
+/// staging area has the rights of the more.
+fn move_others(held: &Held, command: u32, spans: usize, count: usize, moved: &mut [u8; STAGING_PAGES]) {
+    const REFUSED: u8 = libc::EINVAL as u8;
+    let pages = (0..count)
+        .map(|index| span(spans, index))
+        .flat_map(|(start, length)| (0..length / PAGE_BYTES).map(move |page| start + page * PAGE_BYTES));
+    let first = moved.iter().filter(|status| **status == 0).count();
+    if !pages.clone().zip(moved.iter()).any(|(_, status)| *status == REFUSED) || !control::turn_staging() {
+        return;
+    }
+    let mut then = 0;
+    for (index, (source, status)) in pages.zip(moved.iter_mut()).enumerate() {
+        if *status == REFUSED {
+            let target = control::staging() + index * PAGE_BYTES;
+            let done = through_gate(held, command, || move_some(held, target, source, 1));
+            let (count, error) = done.unwrap_or((0, libc::ECANCELED));
+            *status = if count == 1 { 0 } else { error as u8 };
+            then += count;
+        }
+    }
+    if then < first || then == 0 {
+        control::turn_staging();
+    }
 }
 
 /// `UFFDIO_MOVE`.

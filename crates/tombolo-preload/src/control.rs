@@ -6,11 +6,11 @@
 
 use core::cell::UnsafeCell;
 use core::ptr;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::protocol::{
     ATTACH_PAGE, Answer, CONTROL_PAGES, PAGE_BYTES, REQUEST_PAGE, REQUESTS, Request, STAGING_PAGE,
-    STAGING_PAGES,
+    STAGING_PAGES, UNSERVED,
 };
 use crate::sys::{self, call};
 
@@ -85,6 +85,34 @@ pub fn drop_pages(first: usize, pages: usize) -> bool {
     drop() || (sys::unlock(start, length).is_ok() && drop())
 }
 
+/// Whether the staging area is executable, too: the kernel moves pages only between mappings of the same rights.
+static IS_EXECUTABLE: AtomicBool = AtomicBool::new(false);
+static MAY_NOT_TURN: AtomicBool = AtomicBool::new(false);
+
+/// Bytes of the staging area.
+pub const STAGING_BYTES: usize = STAGING_PAGES * PAGE_BYTES;
+/// The rights that it has in turn.
+pub const STAGING_RIGHTS: [i32; 2] =
+    [libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC];
+
+/// Makes the staging area executable, or takes that back; returns whether that was possible.
+pub fn turn_staging() -> bool {
+    if MAY_NOT_TURN.load(Ordering::Relaxed) {
+        return false;
+    }
+    let executable = !IS_EXECUTABLE.load(Ordering::Relaxed);
+    let rights = STAGING_RIGHTS[usize::from(executable)] as usize;
+    // SAFETY: the area is this library's own, and what lies there is read and written by the kernel only.
+    let turned = unsafe { call(libc::SYS_mprotect, [staging(), STAGING_BYTES, rights, 0, 0, 0]) }.is_ok();
+    if turned {
+        IS_EXECUTABLE.store(executable, Ordering::Relaxed);
+    } else {
+        // Somebody forbids that, and may note each attempt.
+        MAY_NOT_TURN.store(true, Ordering::Relaxed);
+    }
+    turned
+}
+
 /// Drops what lies in the staging area; returns whether that was possible.
 pub fn clear_staging() -> bool {
     drop_pages(STAGING_PAGE, STAGING_PAGES)
@@ -131,6 +159,32 @@ pub fn ask(operation: u64, start: usize, length: usize) -> Option<u64> {
     };
     TAKEN.fetch_and(!(1 << place), Ordering::Release);
     (answer.served == 1).then_some(answer.value)
+}
+
+/// What of a program's path is told.
+pub const UNSERVED_PATH_BYTES: usize = 1024;
+
+struct UnservedPath(UnsafeCell<[u8; UNSERVED_PATH_BYTES]>);
+// SAFETY: written only by the thread that has set IS_TELLING; the supervisor reads it while that thread waits.
+unsafe impl Sync for UnservedPath {}
+static UNSERVED_PATH: UnservedPath = UnservedPath(UnsafeCell::new([0; UNSERVED_PATH_BYTES]));
+static IS_TELLING: AtomicBool = AtomicBool::new(false);
+
+/// Tells the supervisor of a program that is about to be executed and cannot be served, unless another thread is doing that. The path is copied
+/// to where no far memory is: the supervisor would wait for itself.
+pub fn tell_unserved(reason: usize, path: &[u8]) {
+    if IS_TELLING.swap(true, Ordering::Acquire) {
+        ask(UNSERVED, 0, reason);
+        return;
+    }
+    let target = UNSERVED_PATH.0.get().cast::<u8>();
+    let length = path.len().min(UNSERVED_PATH_BYTES - 1);
+    for (at, &byte) in path.iter().take(length).chain([&0]).enumerate() {
+        // SAFETY: within the array, which this thread has taken; volatile, because another process reads it.
+        unsafe { ptr::write_volatile(target.wrapping_add(at), byte) };
+    }
+    ask(UNSERVED, target as usize, reason);
+    IS_TELLING.store(false, Ordering::Release);
 }
 
 fn take_place() -> usize {

@@ -7,27 +7,27 @@
 extern char **environ;
 
 /* The number of arguments behind the first, without the null pointer. */
-static size_t count(va_list list) {
+static size_t count(va_list *list) {
   size_t found = 0;
   va_list copy;
-  va_copy(copy, list);
+  va_copy(copy, *list);
   while (va_arg(copy, char *) != NULL) found++;
   va_end(copy);
   return found;
 }
 
-static void fill(char **arguments, const char *first, size_t more, va_list list) {
+static void fill(char **arguments, const char *first, size_t more, va_list *list) {
   arguments[0] = (char *)first;
-  for (size_t i = 0; i <= more; i++) arguments[i + 1] = va_arg(list, char *);
+  for (size_t i = 0; i <= more; i++) arguments[i + 1] = va_arg(*list, char *);
 }
 
 __attribute__((visibility("hidden"))) int tombolo_execl(const char *path, const char *first, ...) {
   va_list list;
   va_start(list, first);
-  size_t more = first ? count(list) : 0;
+  size_t more = first ? count(&list) : 0;
   char *arguments[more + 2];
   arguments[0] = arguments[1] = NULL;
-  if (first) fill(arguments, first, more, list);
+  if (first) fill(arguments, first, more, &list);
   va_end(list);
   return execve(path, arguments, environ);
 }
@@ -35,10 +35,10 @@ __attribute__((visibility("hidden"))) int tombolo_execl(const char *path, const 
 __attribute__((visibility("hidden"))) int tombolo_execlp(const char *file, const char *first, ...) {
   va_list list;
   va_start(list, first);
-  size_t more = first ? count(list) : 0;
+  size_t more = first ? count(&list) : 0;
   char *arguments[more + 2];
   arguments[0] = arguments[1] = NULL;
-  if (first) fill(arguments, first, more, list);
+  if (first) fill(arguments, first, more, &list);
   va_end(list);
   return execvp(file, arguments);
 }
@@ -47,10 +47,10 @@ __attribute__((visibility("hidden"))) int tombolo_execlp(const char *file, const
 __attribute__((visibility("hidden"))) int tombolo_execle(const char *path, const char *first, ...) {
   va_list list;
   va_start(list, first);
-  size_t more = first ? count(list) : 0;
+  size_t more = first ? count(&list) : 0;
   char *arguments[more + 2];
   arguments[0] = arguments[1] = NULL;
-  if (first) fill(arguments, first, more, list);
+  if (first) fill(arguments, first, more, &list);
   char **variables = va_arg(list, char **);
   va_end(list);
   return execve(path, arguments, variables);

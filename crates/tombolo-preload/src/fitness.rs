@@ -11,7 +11,7 @@ pub enum Reason {
     Static = 1,
     /// It is no 64-bit x86 program.
     OtherMachine = 2,
-    /// Its C library is musl.
+    /// Its C library is musl, or another one than glibc.
     Musl = 3,
     /// A sanitizer has taken over its memory.
     Sanitizer = 4,
@@ -63,7 +63,7 @@ impl Reason {
         match self {
             Self::Static => "is statically linked, so no library can be preloaded",
             Self::OtherMachine => "is no 64-bit x86 program, and the preloaded library is",
-            Self::Musl => "has musl for its C library, and the preloaded library needs glibc",
+            Self::Musl => "has musl or another C library than glibc, which the preloaded library needs",
             Self::Sanitizer => {
                 "was built with a sanitizer, which wants to be the only one to manage its memory"
             }
@@ -112,12 +112,13 @@ impl Interpreter {
         self.text.get(..=self.length).unwrap_or(&[0])
     }
 
-    /// Of the first line of a script, behind `#!`.
-    fn of(line: &[u8]) -> Option<Self> {
+    /// Of the first line of a script, behind `#!`. `is_all`: the script ends there, if the line does not.
+    fn of(line: &[u8], is_all: bool) -> Option<Self> {
         let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
         let start = line.iter().position(|byte| !is_space(byte))?;
         let rest = line.get(start..)?;
-        let length = rest.iter().position(|byte| is_space(byte) || matches!(byte, b'\n' | 0))?;
+        let end = rest.iter().position(|byte| is_space(byte) || matches!(byte, b'\n' | 0));
+        let length = end.or(is_all.then_some(rest.len()))?;
         let mut text = [0; INTERPRETER_MAX];
         text.get_mut(..length)?.copy_from_slice(rest.get(..length)?);
         (length > 0 && length < INTERPRETER_MAX).then_some(Self { text, length })
@@ -129,13 +130,17 @@ pub trait Read: FnMut(u64, &mut [u8]) -> usize {}
 impl<F: FnMut(u64, &mut [u8]) -> usize> Read for F {}
 
 const HEADER_BYTES: usize = 64;
-const SEGMENT_BYTES: u64 = 56;
-const SEGMENTS_MAX: u64 = 64;
-const DYNAMIC_BYTES: u64 = 16;
-const DYNAMICS_MAX: u64 = 512;
+const SEGMENT_BYTES: usize = 56;
+/// Programs have some 14.
+const SEGMENTS_MAX: usize = 24;
+const DYNAMIC_BYTES_MAX: u64 = 8192;
+const NEEDED_MAX: usize = 64;
 const SYMBOL_BYTES: u64 = 24;
 /// Symbols of one chain that are looked at: chains have two or three.
 const CHAIN_MAX: usize = 4096;
+
+/// How dynamic linkers of glibc are called.
+const GLIBC: [&[u8]; 2] = [b"/ld-linux", b"/ld-lsb"];
 
 /// Runtimes of sanitizers, as libraries, and what each exports where it is part of the program.
 const SANITIZERS: [&[u8]; 5] =
@@ -165,7 +170,7 @@ pub fn examine(read: &mut impl Read) -> Kind {
     let length = read(0, &mut start);
     let start = start.get(..length).unwrap_or(&[]);
     if let Some(line) = start.strip_prefix(b"#!") {
-        return Interpreter::of(line).map_or(Kind::Fit, Kind::Script);
+        return Interpreter::of(line, length < INTERPRETER_MAX).map_or(Kind::Fit, Kind::Script);
     }
     if !start.starts_with(b"\x7fELF") {
         return Kind::Fit;
@@ -182,26 +187,25 @@ fn reason_of(read: &mut impl Read, start: &[u8]) -> Option<Reason> {
         return Some(Reason::OtherMachine);
     }
     start.get(..HEADER_BYTES)?;
-    let segments = Segments { at: long(start, 32)?, count: u64::from(half(start, 56)?).min(SEGMENTS_MAX) };
-    let interpreter = segments.find(read, Segments::INTERPRETER);
-    let dynamic = segments.find(read, Segments::DYNAMIC).map(|found| Dynamic::read(read, &found));
-    match interpreter {
-        // The dynamic linker itself, and other libraries that can be executed.
-        None if half(start, 16)? == SHARED_OBJECT && dynamic.is_some_and(|dynamic| !dynamic.is_program) => {
-            return None;
-        }
-        None => return Some(Reason::Static),
-        Some(found) => {
-            let mut path = [0u8; INTERPRETER_MAX];
-            let length = path.len().min(usize::try_from(found.bytes).ok()?);
-            let read_bytes = read(found.offset, path.get_mut(..length)?);
-            if contains(path.get(..read_bytes)?, b"/ld-musl") {
-                return Some(Reason::Musl);
+    let segments = Segments::read(read, long(start, 32)?, half(start, 56)?);
+    let dynamic = segments.find(Segments::DYNAMIC).map(|found| Dynamic::read(read, &found));
+    let Some(interpreter) = segments.find(Segments::INTERPRETER) else {
+        return match dynamic {
+            // The dynamic linker itself, and other libraries that can be executed.
+            Some(dynamic) if half(start, 16)? == SHARED_OBJECT && !dynamic.is_program => {
+                dynamic.is_musl(read, &segments).then_some(Reason::Musl)
             }
-        }
+            _ => Some(Reason::Static),
+        };
+    };
+    let mut path = [0u8; INTERPRETER_MAX];
+    let length = path.len().min(usize::try_from(interpreter.bytes).ok()?);
+    let length = read(interpreter.offset, path.get_mut(..length)?);
+    let path = path.get(..length)?;
+    if !GLIBC.iter().any(|name| contains(path, name)) {
+        return Some(Reason::Musl);
     }
-    let has_sanitizer = dynamic?.has_sanitizer(read, &segments);
-    has_sanitizer.then_some(Reason::Sanitizer)
+    dynamic?.has_sanitizer(read, &segments).then_some(Reason::Sanitizer)
 }
 
 fn contains(text: &[u8], part: &[u8]) -> bool {
@@ -210,12 +214,13 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 
 /// The program headers of a file.
 struct Segments {
-    at: u64,
-    count: u64,
+    bytes: [u8; SEGMENT_BYTES * SEGMENTS_MAX],
+    count: usize,
 }
 
 /// A part of a file that is loaded, or otherwise of use.
 struct Segment {
+    kind: u32,
     offset: u64,
     address: u64,
     bytes: u64,
@@ -226,34 +231,43 @@ impl Segments {
     const DYNAMIC: u32 = 2;
     const INTERPRETER: u32 = 3;
 
-    fn get(&self, read: &mut impl Read, index: u64) -> Option<(u32, Segment)> {
-        let at = self.at.checked_add(index * SEGMENT_BYTES)?;
-        let bytes: [u8; SEGMENT_BYTES as usize] = read_exactly(read, at)?;
-        let segment =
-            Segment { offset: long(&bytes, 8)?, address: long(&bytes, 16)?, bytes: long(&bytes, 32)? };
-        Some((word(&bytes, 0)?, segment))
+    fn read(read: &mut impl Read, at: u64, count: u16) -> Self {
+        let mut bytes = [0; SEGMENT_BYTES * SEGMENTS_MAX];
+        let wanted = usize::from(count).min(SEGMENTS_MAX) * SEGMENT_BYTES;
+        let length = bytes.get_mut(..wanted).map_or(0, |bytes| read(at, bytes));
+        Self { bytes, count: length / SEGMENT_BYTES }
     }
 
-    fn find(&self, read: &mut impl Read, kind: u32) -> Option<Segment> {
-        let mut all = (0..self.count).filter_map(|index| self.get(read, index));
-        all.find(|(found, _)| *found == kind).map(|(_, segment)| segment)
+    fn all(&self) -> impl Iterator<Item = Segment> {
+        self.bytes.chunks_exact(SEGMENT_BYTES).take(self.count).filter_map(|bytes| {
+            Some(Segment {
+                kind: word(bytes, 0)?,
+                offset: long(bytes, 8)?,
+                address: long(bytes, 16)?,
+                bytes: long(bytes, 32)?,
+            })
+        })
+    }
+
+    fn find(&self, kind: u32) -> Option<Segment> {
+        self.all().find(|segment| segment.kind == kind)
     }
 
     /// Where in the file an address is.
-    fn offset(&self, read: &mut impl Read, address: u64) -> Option<u64> {
-        let mut all = (0..self.count).filter_map(|index| self.get(read, index));
-        all.find_map(|(kind, segment)| {
+    fn offset(&self, address: u64) -> Option<u64> {
+        self.all().filter(|segment| segment.kind == Self::LOADED).find_map(|segment| {
             let within = address.checked_sub(segment.address)?;
-            (kind == Self::LOADED && within < segment.bytes).then(|| segment.offset.checked_add(within))?
+            (within < segment.bytes).then(|| segment.offset.checked_add(within))?
         })
     }
 }
 
 /// What the dynamic linker reads.
-#[derive(Clone, Copy, Default)]
 struct Dynamic {
-    offset: u64,
-    count: u64,
+    /// Where the names of libraries are among the strings.
+    needed: [u64; NEEDED_MAX],
+    needed_count: usize,
+    own_name: Option<u64>,
     strings: Option<u64>,
     symbols: Option<u64>,
     hash: Option<u64>,
@@ -266,61 +280,88 @@ impl Dynamic {
     const NEEDED: u64 = 1;
     const STRINGS: u64 = 5;
     const SYMBOLS: u64 = 6;
+    const OWN_NAME: u64 = 14;
     const FLAGS_1: u64 = 0x6fff_fffb;
     const HASH: u64 = 0x6fff_fef5;
 
     fn read(read: &mut impl Read, segment: &Segment) -> Self {
-        const PROGRAM: u64 = 0x0800_0000;
         let mut found = Self {
-            offset: segment.offset,
-            count: (segment.bytes / DYNAMIC_BYTES).min(DYNAMICS_MAX),
-            ..Self::default()
+            needed: [0; NEEDED_MAX],
+            needed_count: 0,
+            own_name: None,
+            strings: None,
+            symbols: None,
+            hash: None,
+            is_program: false,
         };
-        for index in 0..found.count {
-            let Some((tag, value)) = found.get(read, index) else { break };
-            match tag {
-                Self::END => {
-                    found.count = index;
-                    break;
+        let mut bytes = [0u8; 1024];
+        for at in (0..segment.bytes.min(DYNAMIC_BYTES_MAX)).step_by(bytes.len()) {
+            let Some(at) = segment.offset.checked_add(at) else { break };
+            let length = read(at, &mut bytes);
+            for entry in bytes.chunks_exact(16).take(length / 16) {
+                let (Some(tag), Some(value)) = (long(entry, 0), long(entry, 8)) else { return found };
+                if tag == Self::END {
+                    return found;
                 }
-                Self::STRINGS => found.strings = Some(value),
-                Self::SYMBOLS => found.symbols = Some(value),
-                Self::HASH => found.hash = Some(value),
-                Self::FLAGS_1 => found.is_program = value & PROGRAM != 0,
-                _ => {}
+                found.note(tag, value);
+            }
+            if length < bytes.len() {
+                break;
             }
         }
         found
     }
 
-    fn get(&self, read: &mut impl Read, index: u64) -> Option<(u64, u64)> {
-        let at = self.offset.checked_add(index * DYNAMIC_BYTES)?;
-        let bytes: [u8; DYNAMIC_BYTES as usize] = read_exactly(read, at)?;
-        Some((long(&bytes, 0)?, long(&bytes, 8)?))
+    fn note(&mut self, tag: u64, value: u64) {
+        const PROGRAM: u64 = 0x0800_0000;
+        match tag {
+            Self::NEEDED => {
+                if let Some(place) = self.needed.get_mut(self.needed_count) {
+                    *place = value;
+                    self.needed_count += 1;
+                }
+            }
+            Self::OWN_NAME => self.own_name = Some(value),
+            Self::STRINGS => self.strings = Some(value),
+            Self::SYMBOLS => self.symbols = Some(value),
+            Self::HASH => self.hash = Some(value),
+            Self::FLAGS_1 => self.is_program = value & PROGRAM != 0,
+            _ => {}
+        }
+    }
+
+    /// Whether one of these strings begins the string there.
+    fn begins(read: &mut impl Read, strings: u64, at: u64, with: &[&[u8]]) -> bool {
+        let mut text = [0u8; 32];
+        let length = strings.checked_add(at).map_or(0, |at| read(at, &mut text));
+        let text = text.get(..length).unwrap_or(&[]);
+        with.iter().any(|with| text.starts_with(with))
+    }
+
+    /// Whether it is musl itself, which is its own dynamic linker.
+    fn is_musl(&self, read: &mut impl Read, segments: &Segments) -> bool {
+        let strings = self.strings.and_then(|address| segments.offset(address));
+        let (Some(strings), Some(name)) = (strings, self.own_name) else { return false };
+        Self::begins(read, strings, name, &[b"libc.musl"])
     }
 
     fn has_sanitizer(&self, read: &mut impl Read, segments: &Segments) -> bool {
-        let Some(strings) = self.strings.and_then(|address| segments.offset(read, address)) else {
+        let Some(strings) = self.strings.and_then(|address| segments.offset(address)) else {
             return false;
         };
-        for index in 0..self.count {
-            let Some((Self::NEEDED, name)) = self.get(read, index) else { continue };
-            let mut text = [0u8; 32];
-            let length = strings.checked_add(name).map_or(0, |at| read(at, &mut text));
-            let text = text.get(..length).unwrap_or(&[]);
-            if SANITIZERS.iter().any(|sanitizer| text.starts_with(sanitizer)) {
-                return true;
-            }
-        }
-        SANITIZER_SYMBOLS.iter().any(|name| self.exports(read, segments, strings, name).unwrap_or(false))
+        let mut needed = self.needed.iter().take(self.needed_count);
+        needed.any(|&name| Self::begins(read, strings, name, &SANITIZERS))
+            || SANITIZER_SYMBOLS
+                .iter()
+                .any(|name| self.exports(read, segments, strings, name).unwrap_or(false))
     }
 
     /// Whether the file has a symbol of this name for others, by its hash table.
     fn exports(&self, read: &mut impl Read, segments: &Segments, strings: u64, name: &[u8]) -> Option<bool> {
         let hash =
             name.iter().fold(5381u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
-        let table = segments.offset(read, self.hash?)?;
-        let symbols = segments.offset(read, self.symbols?)?;
+        let table = segments.offset(self.hash?)?;
+        let symbols = segments.offset(self.symbols?)?;
         let header: [u8; 16] = read_exactly(read, table)?;
         let buckets = u64::from(word(&header, 0)?);
         let first_symbol = u64::from(word(&header, 4)?);

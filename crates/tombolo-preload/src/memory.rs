@@ -183,7 +183,9 @@ pub extern "C" fn mmap(
     const ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let map = |flags| sys::map(hint as usize, length, protection, flags, descriptor, offset);
     let anonymous = flags & (ANONYMOUS | libc::MAP_SHARED) == ANONYMOUS;
-    let far = anonymous && flags & UNFIT == 0 && protection & libc::PROT_EXEC == 0 && start::wants(length);
+    // Pages of code that nobody writes cannot be moved, only dropped.
+    let is_code = protection & (libc::PROT_WRITE | libc::PROT_EXEC) == libc::PROT_EXEC;
+    let far = anonymous && flags & UNFIT == 0 && !is_code && start::wants(length);
     // What can be larger than this machine's memory must not be counted against it; and pages that are
     // mapped at once would be so behind the supervisor's back.
     let flags = if far { flags & !libc::MAP_POPULATE | libc::MAP_NORESERVE } else { flags };

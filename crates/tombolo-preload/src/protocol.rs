@@ -7,8 +7,8 @@
 //! program's:
 //!
 //! - **the agent**, a process that shares the program's memory and nothing else,
-//!   holds a Unix socket and the userfaultfd. It sends [`Hello`] once, then carries
-//!   out [`Command`]s: only a process inside the address space can move and drop
+//!   holds a Unix socket and the userfaultfd. It sends [`Hello`], once more if it is lent the
+//!   device that makes userfaultfds, then carries out [`Command`]s: only a process inside the address space can move and drop
 //!   its pages.
 //! - **the control area**, a registered mapping of [`CONTROL_PAGES`]. A thread that
 //!   asks for something fills a [`Request`] and touches the request's page; the
@@ -100,8 +100,8 @@ pub const IS_PARTLY_UNKNOWN: u64 = 3;
 pub const GUARD: u64 = 4;
 /// Every page of a range has a guard: what is stored of it is given up, and is not mapped any more.
 pub const GUARDED: u64 = 5;
-/// A program is about to be executed that cannot be served. `start` is the address of its path, which ends in a zero, `length` the
-/// number of the reason (`fitness::Reason`).
+/// A program is about to be executed that cannot be served. `start` is the address of its path, which ends in a zero and lies in the library's
+/// own memory, or 0; `length` is the number of the reason (`fitness::Reason`).
 pub const UNSERVED: u64 = 7;
 
 /// The answer, at the start of a page of the control area.

@@ -8,10 +8,10 @@ use tombolo_link::udp::SUSPECT_AFTER;
 use crate::duration;
 use tombolo_host::timing::link::MAX_OUTAGE;
 
-/// How silence over UDP is dealt with.
+/// How silence is dealt with.
 #[derive(Args, Clone, Copy)]
 pub struct OutageArguments {
-    /// How long nothing may be heard of another node over UDP before it is lost, as 10s, 1.5s or 2m. What is
+    /// How long nothing may be heard of another node before it is lost, as 10s, 1.5s or 2m. What is
     /// under way waits meanwhile, and goes on when the link is back.
     #[arg(long, value_name = "TIME", value_parser = outage, default_value = DEFAULT)]
     outage: Duration,

@@ -29,8 +29,10 @@ pub struct Lent {
 impl Store {
     /// Places for a new slot.
     pub(super) fn find_places(&mut self) -> Result<[Option<Place>; 2], NoRoom> {
-        let Some(first) = self.take_place(0, &[], None) else {
+        let Some(first) = self.take_place(0, &[], None).or_else(|| {
             self.grow_all();
+            self.lenders.take_silent()
+        }) else {
             return match self.no_room(&[]) {
                 NoRoom::NotYet => Err(NoRoom::NotYet),
                 // It is moved away later, if there is room then.

@@ -458,6 +458,16 @@ impl Lenders {
         self.get_mut(id)?.take(id)
     }
 
+    /// Takes a page of a window of a lender that is silent: what is written there needs nobody to answer.
+    pub(super) fn take_silent(&mut self) -> Option<Place> {
+        let has_windows = |lender: &Lender| lender.segments.iter().any(|segment| segment.direct.is_some());
+        let may = |lender: &Lender| {
+            lender.state == LenderState::Active && lender.is_suspect && lender.free > 0 && has_windows(lender)
+        };
+        let id = self.ids().find(|&id| self.get(id).is_some_and(may))?;
+        self.get_mut(id)?.take(id)
+    }
+
     /// A read begins. Returns how long a round trip to its lender takes, if known.
     pub(super) fn read_begins(&mut self, id: LenderId) -> u64 {
         self.reads += 1;

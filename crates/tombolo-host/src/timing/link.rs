@@ -20,6 +20,15 @@ pub const SHM_CONNECT_PAUSE: (Duration, Duration) = (Duration::from_millis(2), D
 /// this long at most. Reading an empty socket takes 0.3 µs: 0.03 % of a processor.
 pub const SHM_SOCKET_READ_INTERVAL: Duration = Duration::from_millis(1);
 
+/// How often it is looked whether the other end of a link over shared memory reads its socket, which takes 0.3 µs. A peer that runs
+/// reads within a quarter of a second, however busy its links are, so that one that is never seen to have read for [`SUSPECT_AFTER`], and from whom
+/// nothing has come, does not run.
+pub const SHM_LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// When as long as this passes between two looks, this process itself was stopped, or had no processor: what it saw before means
+/// nothing.
+pub const SHM_LOOKS_APART: Duration = Duration::from_millis(1000);
+
 /// How long nothing may be heard of a peer before its link is lost, unless `--outage` says otherwise. Longer
 /// than a switch takes to restart, so that this kills no program.
 pub const DEFAULT_OUTAGE: Duration = Duration::from_secs(10);

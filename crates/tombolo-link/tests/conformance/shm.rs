@@ -415,3 +415,45 @@ fn a_hostile_peer_loses_its_own_link_only() {
     assert!(matches!(reason, LossReason::Ring(_)), "{reason} after {last:?}");
     assert_eq!(honest_link.state(), LinkState::Up);
 }
+
+/// A process that is stopped does not end: what it is sent lies there. The side that connected notices.
+#[test]
+fn a_peer_that_reads_nothing_is_suspect() {
+    let listener = listen(&scratch_address()).unwrap();
+    let (accepted, connector) = connected_to(&*listener);
+    let began = Instant::now() + Duration::from_millis(100);
+    let look = |link: &dyn Link, ms: u64| _ = link.tick(began + Duration::from_millis(ms));
+    let look_until = |link: &dyn Link, from_ms: u64, to_ms: u64| {
+        (from_ms..to_ms).step_by(25).for_each(|ms| look(link, ms))
+    };
+    look_until(&*connector, 0, 3000);
+    assert!(!connector.is_suspect(), "nothing was sent");
+    connector.send_control(b"a question", &[]).unwrap();
+    look_until(&*connector, 3000, 4450);
+    assert!(!connector.is_suspect());
+    look_until(&*connector, 4450, 4600);
+    assert!(connector.is_suspect() && connector.state() == LinkState::Up);
+    assert!(accepted.receive_control().unwrap().is_some());
+    look_until(&*connector, 4600, 4700);
+    assert!(!connector.is_suspect(), "it has been read");
+    // This process itself was stopped in between: the silence begins anew.
+    connector.send_control(b"another", &[]).unwrap();
+    look_until(&*connector, 4700, 9000);
+    assert!(connector.is_suspect());
+    look_until(&*connector, 20_000, 21_000);
+    assert!(!connector.is_suspect());
+    // One that is always asked again before the next look, and answers.
+    assert!(accepted.receive_control().unwrap().is_some());
+    for ms in (21_000..25_000).step_by(25) {
+        accepted.send_control(b"an answer", &[]).unwrap();
+        assert!(connector.receive_control().unwrap().is_some());
+        connector.send_control(b"one more", &[]).unwrap();
+        look(&*connector, ms);
+        assert!(!connector.is_suspect(), "it answers");
+        assert!(accepted.receive_control().unwrap().is_some());
+    }
+    // Who was connected to waits for the end of the process.
+    accepted.send_control(b"an answer", &[]).unwrap();
+    look_until(&*accepted, 0, 60_000);
+    assert!(!accepted.is_suspect() && accepted.state() == LinkState::Up);
+}

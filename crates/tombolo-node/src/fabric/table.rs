@@ -119,6 +119,11 @@ impl Fabric {
         Time(self.started.elapsed().as_nanos() as u64)
     }
 
+    /// How long a peer may be silent before it is given up.
+    pub(crate) fn outage(&self) -> Duration {
+        *self.outage.lock()
+    }
+
     pub(crate) fn set_outage(&self, outage: Duration) {
         *self.outage.lock() = outage;
     }

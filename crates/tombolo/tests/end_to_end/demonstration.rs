@@ -118,8 +118,7 @@ fn an_interrupted_demo_leaves_nothing_behind() {
         while {
             let members = members(pid);
             let has = |is_it: &dyn Fn(&str) -> bool| members.iter().any(|command| is_it(command));
-            !has(&|command| command.contains(" run --insecure"))
-                || !has(&|command| command.starts_with("sort "))
+            !has(&|command| command.contains(" run --quiet")) || !has(&|command| command.starts_with("sort "))
         } {
             assert!(since.elapsed() < PATIENCE, "the demo does not get going");
             std::thread::sleep(Duration::from_millis(20));

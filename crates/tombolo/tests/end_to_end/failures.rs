@@ -70,6 +70,27 @@ fn a_killed_lender_is_a_bus_error_udp() {
     lender_lost(Link::Udp, 1, Signal::KILL);
 }
 
+/// A program touches what is lost before anybody has looked at what it has lost, and ends by that.
+#[test]
+fn what_a_given_up_lender_takes_along_is_told() {
+    needs!("cc");
+    for _ in 0..4 {
+        let mut lender = Lender::start(Link::Shm, "512M");
+        let words = [compiled("hold", &[]), "64".into(), "check".into()];
+        let run = Program::new(&words).remote("256M").options(&["--give-up-dead"]).start_on(&[&lender], "8M");
+        run.output_with("holding", Duration::from_secs(120));
+        lender.node().signal(Signal::KILL);
+        let outcome = run.wait(Duration::from_secs(60));
+        assert_eq!(outcome.code(), 135, "stderr: {}", outcome.stderr);
+        assert!(outcome.stderr.contains("and with it "), "{}", outcome.stderr);
+        assert!(
+            !outcome.stderr.contains("nothing of the program") && !outcome.stderr.contains("child"),
+            "{}",
+            outcome.stderr
+        );
+    }
+}
+
 /// Whatever is made local of it: what is lost reads as zeroes nowhere.
 #[test]
 fn what_is_lost_stays_lost_where_memory_is_made_local() {
@@ -88,6 +109,30 @@ fn what_is_lost_stays_lost_where_memory_is_made_local() {
 fn a_silent_lender_is_a_bus_error_udp() {
     needs!("cc");
     lender_lost(Link::Udp, 1, Signal::STOP);
+}
+
+/// What it has lent is mapped here, so nothing is lost with it; what is new goes to the other one.
+#[test]
+fn a_stopped_lender_over_shared_memory_is_told_of_and_given_up() {
+    needs!("cc");
+    let mut lenders: Vec<_> = (0..2).map(|_| Lender::start(Link::Shm, "512M")).collect();
+    let words = [compiled("hold", &[]), "64".into(), "check".into()];
+    let program = Program::new(&words).remote("256M").outage("4s");
+    let run = program.start_on(&lenders.iter().collect::<Vec<_>>(), "8M");
+    run.output_with("holding", Duration::from_secs(120));
+    lenders[0].node().signal(Signal::STOP);
+    let silent = format!("lender {} does not answer", lenders[0].address());
+    run.errors_with(&silent, Duration::from_secs(30));
+    lenders[0].node().signal(Signal::CONT);
+    run.errors_with("answers again", Duration::from_secs(30));
+    lenders[0].node().signal(Signal::STOP);
+    run.errors_with(&format!("lender {} is gone (silent for", lenders[0].address()), Duration::from_secs(60));
+    // It goes on with what it has, and ends at a wrong byte.
+    std::thread::sleep(Duration::from_secs(1));
+    run.signal(Signal::TERM);
+    let outcome = run.wait(Duration::from_secs(60));
+    lenders[0].node().signal(Signal::CONT);
+    assert_eq!((outcome.code(), outcome.counter("lost_pages")), (143, 0), "{}", outcome.stderr);
 }
 
 /// Nobody reads what `run` has to say, or it cannot be written: the program hears of a lost lender all the same.
@@ -167,7 +212,7 @@ fn a_stopped_lender_on_the_same_machine_costs_nothing() {
     // Pages come straight from the lender's memory: it need not run.
     let mut lender = Lender::start(Link::Shm, "512M");
     let program = Program::new(&[compiled("threads", &[]), "32".into()]).remote("128M");
-    // Over shared memory silence is nothing: it is silent for longer than it may be over UDP.
+    // It is silent for longer than it may be over UDP; here nothing is given up for that while there is no other lender.
     let hold = holding_with(&[&lender], "rest", Some("1.5s"));
     lender.node().signal(Signal::STOP);
     std::thread::sleep(Duration::from_secs(3));

@@ -455,6 +455,28 @@ print(status, sum(state == 'Z' for state in states()))
     assert!(left <= 1, "{}{}", outcome.text(), outcome.stderr);
 }
 
+/// A thread in another pid namespace has the number there that a thread of the supervisor has here.
+#[test]
+fn a_thread_that_is_numbered_as_one_of_the_supervisors_is_served() {
+    needs!("unshare", "python3");
+    let lender = Lender::start(Link::Shm, "256M");
+    let scratch = Scratch::new("numbered");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/numbered.py");
+    let file = scratch.file("number");
+    let words = ["unshare", "-pf", "--kill-child", "--mount-proc", "python3", script, &file];
+    let run = Program::new(&words).remote("128M").start_on(&[&lender], "8M");
+    run.program_pid();
+    let tasks = fs::read_dir(format!("/proc/{}/task", run.pid())).unwrap().flatten();
+    let is_evictor = |task: &fs::DirEntry| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name == "evict\n")
+    };
+    let evictor = tasks.into_iter().find(is_evictor).expect("it has an evictor");
+    let number = evictor.file_name().into_string().unwrap();
+    fs::write(&file, number + "\n").unwrap();
+    let outcome = run.wait(PATIENCE);
+    assert_eq!((outcome.code(), outcome.text().trim()), (0, "7"), "{}", outcome.stderr);
+}
+
 /// The supervisor is killed while it holds the gate, by which it and an agent take turns.
 #[test]
 fn a_supervisor_that_is_killed_in_the_gate_leaves_nobody() {

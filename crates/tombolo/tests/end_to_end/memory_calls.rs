@@ -66,6 +66,13 @@ fn a_sixteenth_local_is_slow_but_right() {
     Program::new(&[compiled("threads", &[]), "64".into()]).remote("256M").same_on(&[&lender], "4M");
 }
 
+/// The kernel moves pages only to where they have the same rights.
+#[test]
+fn executable_memory_leaves_too() {
+    needs!("cc");
+    far("executable", Link::Shm, 1, ordinary(), &[]);
+}
+
 #[test]
 fn no_increment_is_lost_where_threads_share_pages() {
     needs!("cc");

@@ -62,9 +62,11 @@ pub(super) enum Job {
     AskWhetherEnding,
 }
 
-/// What was last said about a lender's silence.
+/// A lender's silence, and what was last said about it.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
+    /// Since when it has been silent.
+    began: Option<Instant>,
     /// It was said to be silent, at that time.
     since: Option<Instant>,
     is_silent: bool,
@@ -73,6 +75,17 @@ pub(super) struct Silence {
 impl Silence {
     /// One that comes and goes is not told of more often.
     const PAUSE: Duration = Duration::from_secs(30);
+
+    /// Notes whether a lender is silent; returns for how long it has been.
+    pub(super) fn note(&mut self, is_silent: bool, now: Instant) -> Duration {
+        match is_silent {
+            true => now.duration_since(*self.began.get_or_insert(now)),
+            false => {
+                self.began = None;
+                Duration::ZERO
+            }
+        }
+    }
 
     /// Whether to say that a lender is silent now, or that it answers again.
     pub(super) fn is_news(&mut self, is_silent: bool, now: Instant) -> bool {
@@ -105,6 +118,8 @@ pub(super) struct Lender {
     /// Its link is lost.
     pub(super) is_lost: AtomicBool,
     pub(super) silence: Mutex<Silence>,
+    /// It was said that it is about to end, with no other for what it has.
+    pub(super) is_end_told: AtomicBool,
     /// Pages that it lends or would lend to this node, as far as is known.
     pub(super) lendable_pages: AtomicU64,
 }
@@ -259,6 +274,7 @@ impl FarStore {
                 paths: Mutex::new(paths),
                 is_lost: AtomicBool::new(false),
                 silence: Mutex::default(),
+                is_end_told: AtomicBool::new(false),
                 lendable_pages: AtomicU64::new(free),
             });
             let mut more = (**lenders).clone();

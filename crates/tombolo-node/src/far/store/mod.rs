@@ -117,6 +117,8 @@ pub struct FarStore {
     /// For the front end.
     events: EventQueue<FarEvent>,
     stop: AtomicBool,
+    /// All lenders of the beginning are there.
+    is_ready: AtomicBool,
     /// The service thread is to look at the store.
     work: OwnedFd,
     service: Mutex<Option<JoinHandle<()>>>,
@@ -149,6 +151,7 @@ impl FarStore {
         }
         store.require_memory()?;
         store.forget_lenders_said();
+        store.is_ready.store(true, Ordering::Relaxed);
         store.warn_of_few_lenders();
         Ok(store)
     }
@@ -226,6 +229,7 @@ impl FarStore {
             rounds: AtomicU32::new(0),
             events,
             stop: AtomicBool::new(false),
+            is_ready: AtomicBool::new(false),
             work,
             service: Mutex::new(None),
             security: OnceLock::new(),

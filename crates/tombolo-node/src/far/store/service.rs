@@ -12,7 +12,7 @@ use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, LossReason};
 
 use super::lender::Job;
-use super::{FarStore, Lender};
+use super::{DeadWindows, FarStore, Lender};
 use crate::driver::node::Node;
 use crate::fabric::neighbourhood;
 use crate::far::asking::BorrowError;
@@ -128,6 +128,7 @@ impl FarStore {
             members.roster.dismiss_lender(lender.id, member);
         }
         self.carry_out_and_send();
+        self.warn_of_few_lenders();
         self.ring();
         Ok(())
     }
@@ -163,11 +164,14 @@ impl FarStore {
         };
         if !has_begun {
             // It comes again, for as long as the lender is there.
-            if let Some(lender) = self.lender(lender) {
-                self.say_once(format!(
-                    "lender {} is about to end, and no other lender is there for what it has: add one (`tombolo lenders add`), or it is lost",
+            let has_something = self.store.lock().lender(lender).is_some_and(|status| status.used_pages > 0);
+            if let Some(lender) = self.lender(lender).filter(|_| has_something)
+                && !lender.is_end_told.swap(true, Ordering::Relaxed)
+            {
+                self.notify(FarEvent::Notice(format!(
+                    "lender {} is about to end, and no other lender is there for what it has: add one (`tombolo lenders add`)",
                     lender.address()
-                ));
+                )));
             }
             return;
         }
@@ -179,6 +183,7 @@ impl FarStore {
                 lender.address()
             )));
         }
+        self.warn_of_few_lenders();
     }
 
     /// Carries out what the roster wants.
@@ -293,6 +298,13 @@ impl FarStore {
         for lender in lenders.iter().filter(|lender| !lender.is_lost()) {
             let is_suspect = lender.peer.is_waiting();
             self.store.lock().set_suspect(self.now_ns(), lender.id, is_suspect);
+            let silent_for = lender.silence.lock().note(is_suspect, Instant::now());
+            let may_be_left = lender.is_windowed && self.dead_windows == DeadWindows::Read;
+            if may_be_left && silent_for >= self.node.fabric.outage() && self.has_another(lender.id) {
+                // What it has lent is read from here until that is elsewhere.
+                neighbourhood::close(&*self.node, &lender.peer, LossReason::Silent(silent_for));
+                continue;
+            }
             if lender.silence.lock().is_news(is_suspect, Instant::now()) {
                 let what = if is_suspect { "does not answer; it is waited for" } else { "answers again" };
                 self.notify(FarEvent::Notice(format!("lender {} {what}", lender.address())));
@@ -302,10 +314,32 @@ impl FarStore {
         self.carry_out();
     }
 
+    /// Whether another lender answers, and is to stay. Where there is none, nothing is won by giving up one whose memory is here: a link
+    /// by shared memory is lost only by the end of its process.
+    fn has_another(&self, id: LenderId) -> bool {
+        let lenders = self.lenders();
+        let store = self.store.lock();
+        lenders.iter().filter(|lender| lender.id != id && !lender.is_lost()).any(|lender| {
+            let status = store.lender(lender.id);
+            status.is_some_and(|status| status.state == LenderState::Active && !status.is_suspect)
+        })
+    }
+
     /// Fewer lenders than copies: the end of one would lose what it has.
     pub(super) fn warn_of_few_lenders(&self) {
-        let usable = self.lenders().iter().filter(|lender| self.state_of(lender.id) == "active").count();
-        if (1..usize::from(self.copies)).contains(&usable) && !self.stop.load(Ordering::Relaxed) {
+        let usable = {
+            let lenders = self.lenders();
+            let store = self.store.lock();
+            let is_active = |lender: &&Arc<Lender>| {
+                let status = store.lender(lender.id);
+                !lender.is_lost() && status.is_some_and(|status| status.state == LenderState::Active)
+            };
+            lenders.iter().filter(is_active).count()
+        };
+        if (1..usize::from(self.copies)).contains(&usable)
+            && self.is_ready.load(Ordering::Relaxed)
+            && !self.stop.load(Ordering::Relaxed)
+        {
             self.notify(FarEvent::Notice(format!(
                 "there are to be {} copies of each far page, and {usable} lender(s) for them: what is stored now has fewer copies until \
                  another lender comes",
