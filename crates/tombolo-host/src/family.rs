@@ -47,27 +47,30 @@ pub fn end_stop_of_orphans(pid: u32) {
     }
 }
 
-/// Links of a chain of parents that are followed: deeper families are taken for strangers.
-const GENERATIONS_MAX: u32 = 4096;
+/// Links of a chain of parents that are followed: deeper families are taken for strangers. Whoever asks has others to serve.
+const GENERATIONS_MAX: u32 = 256;
 /// Attempts to follow a chain of parents: one may end meanwhile, and its children have another parent then.
 const ATTEMPTS: u32 = 4;
 
 /// Whether a process is this one, or descends from it. Where all descendants of a process stay with it when their parents end
 /// (`PR_SET_CHILD_SUBREAPER`), these are all that it has ever started and that have not ended.
 pub fn descends_from(pid: u32, ancestor: u32) -> bool {
-    (0..ATTEMPTS).any(|_| {
-        let mut at = pid;
-        for _ in 0..GENERATIONS_MAX {
-            if at == ancestor {
-                return true;
-            }
-            match kin(at) {
-                Some(kin) if kin.parent > 0 => at = kin.parent,
-                _ => return false,
-            }
+    (0..ATTEMPTS).find_map(|_| try_to_descend(pid, ancestor)).unwrap_or(false)
+}
+
+/// `None`: a process of the chain has ended meanwhile.
+fn try_to_descend(pid: u32, ancestor: u32) -> Option<bool> {
+    let mut at = pid;
+    for _ in 0..GENERATIONS_MAX {
+        if at == ancestor {
+            return Some(true);
         }
-        false
-    })
+        match kin(at)?.parent {
+            0 => return Some(false),
+            parent => at = parent,
+        }
+    }
+    Some(false)
 }
 
 /// The descendants of a process, those that have ended and not been waited for among them.

@@ -216,6 +216,34 @@ pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// The process at the other end of a Unix socket: its number and its user's. `None`: it is of another pid namespace, where it has no number
+/// here.
+pub fn peer(socket: BorrowedFd<'_>) -> Option<(u32, u32)> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: a structure to be written, and its size.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    let pid = u32::try_from(peer.pid).ok().filter(|pid| result == 0 && *pid > 0)?;
+    Some((pid, peer.uid))
+}
+
+/// Whether this process may take another user.
+pub fn may_change_user() -> bool {
+    const SETUID: u32 = 7;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    effective.is_some_and(|mask| mask >> SETUID & 1 != 0)
+}
+
 /// The name that a process has given itself, or its program's, cut off.
 pub fn name(pid: u32) -> Option<String> {
     let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;

@@ -72,6 +72,12 @@ pub const EVENTS_IN_A_CALL: usize = 64;
 const FAULT_WRITE: u64 = 1;
 const FAULT_WRITE_PROTECT: u64 = 2;
 
+/// Whether a descriptor that somebody has passed is a userfaultfd.
+pub fn is_userfaultfd(descriptor: BorrowedFd<'_>) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
+    link.is_ok_and(|link| link.as_os_str() == "anon_inode:[userfaultfd]")
+}
+
 /// Why an operation on a userfaultfd did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum UffdError {

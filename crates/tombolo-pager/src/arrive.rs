@@ -251,10 +251,9 @@ impl Pager {
             }
         }
         // A thread that waited for one of those pages faults again, finds it lost, and gets its SIGBUS then.
-        let lost = self.stats.counters.lost_pages.load(Ordering::Relaxed);
-        let told = self.lost_told.swap(lost, Ordering::Relaxed);
+        let untold = self.lost_untold.swap(0, Ordering::Relaxed);
         if hurt.is_empty() {
-            let what = match lost.saturating_sub(told) * PAGE_BYTES / 1024 {
+            let what = match untold * PAGE_BYTES / 1024 {
                 0 => "nothing of the program is lost with it".to_owned(),
                 // It has touched one of those pages already, and has ended by that.
                 kib => format!("and with it {kib} KiB of what has ended"),

@@ -77,7 +77,8 @@ impl Reception {
         )?;
         net::bind(&listener, &net::SocketAddrUnix::new(path)?)?;
         // Programs may take another user; who may speak is looked at for each (`accept`).
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+        let mode = if process::may_change_user() { 0o666 } else { 0o600 };
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
         net::listen(&listener, 256)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
@@ -97,7 +98,8 @@ impl Reception {
     pub fn run(self) {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [nothing; 16];
-        let mut watched = Instant::now();
+        let (mut watched, mut looked) = (Instant::now(), Instant::now());
+        let mut look_pause = timing::MEMORY_CHECK_INTERVAL;
         let (mut strangers, mut number) = (HashMap::new(), 0u32);
         while !self.pager.stopping.load(Ordering::Relaxed) {
             let count = epoll::wait(
@@ -141,7 +143,13 @@ impl Reception {
             if watched.elapsed() > timing::MEMORY_CHECK_INTERVAL {
                 watched = Instant::now();
                 self.pager.watch_foreign_memory();
+            }
+            if looked.elapsed() > look_pause {
+                let since = Instant::now();
                 self.pager.look_for_unserved();
+                looked = Instant::now();
+                // Where there are very many processes, agents do not wait for this.
+                look_pause = timing::MEMORY_CHECK_INTERVAL.max(50 * since.elapsed());
             }
         }
     }
@@ -282,7 +290,13 @@ impl Reception {
             return false;
         }
         let Some(device) = &self.device else { return false };
-        if !family::descends_from(process.pid, std::process::id()) || process::has_ended(&process.pidfd) {
+        // One of this user may open it, too.
+        let own = rustix::process::geteuid().as_raw();
+        let is_other = process::peer(socket.as_fd()).is_some_and(|(_, user)| user != own);
+        if !is_other
+            || !family::descends_from(process.pid, std::process::id())
+            || process::has_ended(&process.pidfd)
+        {
             return false;
         }
         send_welcome(socket, &Welcome { error: 0, is_device: 1 }, device).is_ok()
@@ -329,6 +343,9 @@ impl Reception {
         }
         let descriptor =
             descriptors.pop().ok_or_else(|| io::Error::other("its hello brought no userfaultfd"))?;
+        if !uffd::is_userfaultfd(descriptor.as_fd()) {
+            return Err(io::Error::other("its hello brought something else for a userfaultfd"));
+        }
         let uffd = Userfaultfd::from_descriptor(descriptor);
         uffd.enable(FEATURES)?;
         uffd.register(hello.control, CONTROL_PAGES as u64 * PAGE_BYTES)?;
@@ -397,11 +414,10 @@ fn send_welcome(socket: impl AsFd, welcome: &Welcome, descriptor: impl AsFd) -> 
 /// Whether who has connected may be one of the run's: a process of this user, or a descendant. Programs of the run may have taken
 /// another user; whoever else has the machine finds the socket, too.
 fn is_ours(socket: &OwnedFd) -> bool {
-    let Ok(peer) = net::sockopt::socket_peercred(socket) else { return false };
-    if peer.uid == rustix::process::geteuid() {
+    let Some((pid, user)) = process::peer(socket.as_fd()) else { return false };
+    if user == rustix::process::geteuid().as_raw() {
         return true;
     }
-    let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
     let Ok(pidfd) = process::peer_pidfd(socket.as_fd(), pid) else { return false };
     // Held, the number names nobody else until it has ended.
     family::descends_from(pid, std::process::id()) && !process::has_ended(&pidfd)
@@ -441,7 +457,8 @@ fn hear(socket: &OwnedFd) -> io::Result<(Hello, Vec<OwnedFd>, Program)> {
             descriptors.extend(received);
         }
     }
-    let pid = net::sockopt::socket_peercred(socket)?.pid.as_raw_nonzero().get() as u32;
+    let (pid, _) = process::peer(socket.as_fd())
+        .ok_or_else(|| io::Error::other("its agent is of another pid namespace, and has no number here"))?;
     let word =
         |index: usize| u32::from_ne_bytes(bytes[index * 4..index * 4 + 4].try_into().unwrap_or_default());
     let long =

@@ -64,8 +64,8 @@ pub struct Pager {
     /// Most pages of local memory that the programs had besides what is served: mapped behind libc, or by
     /// processes without far memory.
     pub foreign_peak_pages: AtomicU64,
-    /// Of the pages that were lost, how many were told when a lender was last said to be gone.
-    pub(crate) lost_told: AtomicU64,
+    /// Pages that were found lost when they were touched, since a lender was last said to be gone.
+    pub(crate) lost_untold: AtomicU64,
     /// Programs whose memory is not served.
     pub(crate) unserved_programs: Unserved,
     /// Faults that wait for room.
@@ -181,7 +181,7 @@ impl Pager {
             spaces: RwLock::new(HashMap::with_capacity(64)),
             next_space: AtomicU32::new(0),
             foreign_peak_pages: AtomicU64::new(0),
-            lost_told: AtomicU64::new(0),
+            lost_untold: AtomicU64::new(0),
             unserved_programs: Unserved::default(),
             waiting: Mutex::new(VecDeque::with_capacity(1024)),
             deferred: Mutex::new(VecDeque::with_capacity(1024)),

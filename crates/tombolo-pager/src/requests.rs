@@ -45,6 +45,14 @@ fn is_partly_unknown(table: &Table, start: u64, length: u64) -> bool {
     far < end - first
 }
 
+/// Whether a range of a program's memory can be read where the table is locked: a page that is served would be asked of this very thread.
+fn may_be_read(space: &Space, table: &Table, at: u64, length: u64) -> bool {
+    let (first, end) = (at / PAGE_BYTES, at.saturating_add(length).div_ceil(PAGE_BYTES));
+    end - first <= 2
+        && table.states.ranges_within(first, end).is_empty()
+        && (first..end).all(|page| space.control_page(page).is_none())
+}
+
 /// Looks at a program's memory. `None`: that cannot be looked at.
 fn look<T>(space: &Space, look: impl FnMut(u32) -> io::Result<T>) -> Option<T> {
     let program = space.named_program()?;
@@ -129,7 +137,8 @@ impl Pager {
     /// by a signal is reported again.
     fn carry_out(&self, space: &Arc<Space>, table: &mut Table, place: usize) -> Answer {
         let mut bytes = [0u8; size_of::<Request>()];
-        if !space.read(space.requests + (place * size_of::<Request>()) as u64, &mut bytes) {
+        let at = space.requests + (place * size_of::<Request>()) as u64;
+        if !may_be_read(space, table, at, bytes.len() as u64) || !space.read(at, &mut bytes) {
             return Answer::default();
         }
         let field =
@@ -174,17 +183,14 @@ impl Pager {
     fn note_unserved(&self, space: &Space, table: &Table, path: u64, reason: u64) -> Answer {
         const PART_BYTES: usize = 256;
         const PARTS_MAX: u64 = 4;
-        // What is far would be asked of this very thread.
-        let is_far = |at: u64| {
-            let (first, end) = (at / PAGE_BYTES, (at.saturating_add(PART_BYTES as u64)).div_ceil(PAGE_BYTES));
-            !table.states.ranges_within(first, end).is_empty()
-        };
         let Some(reason) = Reason::from_number(reason) else { return Answer::default() };
         let mut text = Vec::new();
         for part in 0..PARTS_MAX {
             let mut bytes = [0u8; PART_BYTES];
             let at = path.checked_add(part * PART_BYTES as u64);
-            if !at.is_some_and(|at| at != 0 && !is_far(at) && space.read(at, &mut bytes)) {
+            if !at.is_some_and(|at| {
+                at != 0 && may_be_read(space, table, at, PART_BYTES as u64) && space.read(at, &mut bytes)
+            }) {
                 break;
             }
             let end = bytes.iter().position(|byte| *byte == 0);

@@ -168,15 +168,18 @@ struct RunDirectory {
 
 impl RunDirectory {
     fn new(library: &[u8]) -> io::Result<Self> {
-        let (path, lock) = in_some_place(make_directory)?;
-        let directory = Self { path, _lock: lock };
-        let mut file =
-            fs::OpenOptions::new().write(true).create_new(true).mode(0o555).open(directory.library())?;
-        file.write_all(library)?;
-        // Whatever this process keeps from the files that it makes.
-        fs::set_permissions(directory.library(), fs::Permissions::from_mode(0o555))?;
-        fs::set_permissions(&directory.path, fs::Permissions::from_mode(0o711))?;
-        Ok(directory)
+        in_some_place(|place| {
+            let (path, lock) = make_directory(place)?;
+            let directory = Self { path, _lock: lock };
+            let mut file =
+                fs::OpenOptions::new().write(true).create_new(true).mode(0o555).open(directory.library())?;
+            file.write_all(library)?;
+            // Whatever this process keeps from the files that it makes.
+            fs::set_permissions(directory.library(), fs::Permissions::from_mode(0o555))?;
+            let mode = if process::may_change_user() { 0o711 } else { 0o700 };
+            fs::set_permissions(&directory.path, fs::Permissions::from_mode(mode))?;
+            Ok(directory)
+        })
     }
 
     fn library(&self) -> PathBuf {
@@ -221,6 +224,11 @@ fn in_some_place<T>(make: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
 /// forbid to execute what is in it.
 fn is_fit(place: &Path) -> io::Result<()> {
     let is_special = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b':' | b'$');
+    /// A name in it, with the socket's, and the zero behind that, as long as an address of a socket may be.
+    const MOST_BYTES: usize = 108 - "/tombolo-pager-4294967295.999/pager".len() - 1;
+    if place.as_os_str().len() > MOST_BYTES || place.to_str().is_none() {
+        return Err(io::Error::other("its name is too long, or no text"));
+    }
     if !place.is_absolute() || place.as_os_str().as_bytes().iter().any(is_special) {
         return Err(io::Error::other("the dynamic linker cannot take such a path"));
     }
@@ -324,6 +332,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
         );
     }
 
+    pager.unserved_programs.leave_out(family::descendants(std::process::id()));
     let setting = format!("{VERSION}:{}:{}", options.minimum_bytes, directory.socket().display());
     let mut preload = directory.library().into_os_string();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {

@@ -490,7 +490,7 @@ impl Pager {
     fn poison_lost(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         let step = self.poison_now(space, table, page);
         if step == Step::Done && table.states.get(page).state() == State::Lost {
-            table.lost_on_the_way += 1;
+            self.lost_untold.fetch_add(1, Ordering::Relaxed);
             Counters::add(&self.stats.counters.lost_pages, 1);
         }
         step

@@ -21,6 +21,8 @@ struct Known {
     summary: UnservedSummary,
     /// Those of the look before.
     seen: BTreeSet<u32>,
+    /// Children that this process had before it started the program.
+    others: BTreeSet<u32>,
 }
 
 /// Programs that were not served.
@@ -61,6 +63,11 @@ impl Unserved {
         Some(told)
     }
 
+    /// These have nothing to do with the program.
+    pub fn leave_out(&self, others: BTreeSet<u32>) {
+        self.0.lock().others = others;
+    }
+
     /// What is known.
     pub fn summary(&self) -> UnservedSummary {
         self.0.lock().summary.clone()
@@ -91,15 +98,25 @@ impl Pager {
 
     /// Looks for descendants that have no space here.
     pub(crate) fn look_for_unserved(&self) {
-        let mut served: BTreeSet<u32> = self.keeper.pid().into_iter().collect();
+        let mut served = self.unserved_programs.0.lock().others.clone();
+        served.extend(self.keeper.pid());
+        let mut controls = BTreeSet::new();
         for space in self.all_spaces() {
+            controls.insert(space.control);
             served.extend(space.agent().or_else(|| space.retired_agent()).map(|agent| agent.pid));
             served.extend(space.named_program().map(|program| program.pid));
         }
         let found = family::descendants(std::process::id());
         let others = found.difference(&served);
+        // A forked child without an agent, one that shares its parent's memory, an agent that has not said hello.
+        let has_control = |pid: u32| {
+            controls.iter().any(|&control| matches!(process::is_writable(pid, control), Ok(Some(true))))
+        };
         // Who has no memory has ended.
-        let now = others.filter_map(|&pid| Some((pid, process::anonymous_bytes(pid)?))).collect();
+        let now = others
+            .filter(|pid| !has_control(**pid))
+            .filter_map(|&pid| Some((pid, process::anonymous_bytes(pid)?)))
+            .collect();
         let Some((pid, bytes)) = self.unserved_programs.found(&now) else { return };
         if self.unserved_programs.summary().executed.is_empty() {
             self.say_once_with("descendant", || {

@@ -208,6 +208,7 @@ fn take_place() -> usize {
 /// Returns the token that the child's agent names.
 pub fn attach() -> Option<u64> {
     TAKEN.store(0, Ordering::Relaxed);
+    IS_TELLING.store(false, Ordering::Relaxed);
     // The staging area, too: what the parent's agent was moving is no concern of this process, and nobody counts it.
     drop_pages(ATTACH_PAGE, CONTROL_PAGES - ATTACH_PAGE);
     let answer = read_answer(ATTACH_PAGE);

@@ -35,7 +35,8 @@ pub fn of_finished(finished: &Finished, connecting: Duration) -> Value {
 pub fn summary(name: &str, finished: &Finished) -> String {
     let mib = |pages: u64| (pages * 4096).div_ceil(1 << 20);
     let [out, back] = ["pages_out", "pages_in"].map(|counter| finished.counter(counter));
-    let mut text = if out == 0 {
+    let left = out + finished.counter("zero_drops") + finished.counter("clean_drops");
+    let mut text = if left == 0 {
         format!("{name}: no page had to leave local memory")
     } else {
         format!(
@@ -51,17 +52,19 @@ pub fn summary(name: &str, finished: &Finished) -> String {
     if beyond > 0 {
         let _ = write!(text, "; {} MiB beyond --local", mib(beyond));
     }
+    let lost = finished.counter("lost_pages");
+    if lost > 0 {
+        let _ = write!(text, "; {} KiB lost", lost * 4);
+    }
     let UnservedSummary { executed, processes, bytes } = &finished.unserved;
     let parts: Vec<String> =
         executed.iter().map(|(reason, executed)| format!("{} {}", executed.count, reason.name())).collect();
-    if !parts.is_empty() || processes[1] > 0 {
-        let _ = write!(text, "; not served: {} programs", executed.values().map(|of| of.count).sum::<u64>());
-        if !parts.is_empty() {
-            let _ = write!(text, " ({})", parts.join(", "));
-        }
-        if bytes[1] > 0 {
-            let _ = write!(text, ", {} MiB at once", bytes[1].div_ceil(1 << 20));
-        }
+    if !parts.is_empty() {
+        let _ = write!(text, "; executed and not served: {}", parts.join(", "));
+    }
+    if processes[1] > 0 {
+        let mib = bytes[1].div_ceil(1 << 20);
+        let _ = write!(text, "; without far memory at once: {} process(es) with {mib} MiB", processes[1]);
     }
     text
 }

@@ -294,5 +294,5 @@ fn a_run_says_at_its_end_what_happened() {
     let fixed = compiled("filling", &["-static"]);
     let other = run(&["sh", "-c", &format!("{fixed} 1; {fixed} 1; exit 5")]);
     assert_eq!((other.code(), other.stderr.lines().count()), (5, 2), "{}", other.stderr);
-    assert!(other.stderr.ends_with("not served: 2 programs (2 static)\n"), "{}", other.stderr);
+    assert!(other.stderr.ends_with("; executed and not served: 2 static\n"), "{}", other.stderr);
 }
