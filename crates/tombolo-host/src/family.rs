@@ -47,7 +47,8 @@ pub fn end_stop_of_orphans(pid: u32) {
     }
 }
 
-/// Links of a chain of parents that are followed: deeper families are taken for strangers. Whoever asks has others to serve.
+/// Parents that are looked at, from a process upwards. A process with more of them counts as a stranger: the supervisor's reception
+/// must not spend its time on a stranger's long chain.
 const GENERATIONS_MAX: u32 = 256;
 /// Attempts to follow a chain of parents: one may end meanwhile, and its children have another parent then.
 const ATTEMPTS: u32 = 4;

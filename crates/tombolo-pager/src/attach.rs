@@ -228,7 +228,7 @@ impl Reception {
         self.expect(number, socket)
     }
 
-    /// Waits for what comes next from who has connected.
+    /// Watches a connection for its agent's next hello.
     fn expect(&self, number: u32, socket: OwnedFd) -> Option<Stranger> {
         let data = epoll::EventData::new_u64(STRANGER | u64::from(number));
         match epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN) {
@@ -282,7 +282,7 @@ impl Reception {
         Ok(Heard::Attached)
     }
 
-    /// A program without privileges may make no userfaultfd that serves the kernel's accesses, too; who has the device open may.
+    /// A program without privileges may not make a userfaultfd that serves the kernel's accesses, too, unless it has the device open.
     /// Returns whether a descendant that needs it has got it.
     fn lend_device(&self, socket: &OwnedFd, hello: &Hello, process: &Program) -> bool {
         let is_refused = matches!(hello.error as i32, libc::EPERM | libc::EACCES);
@@ -411,15 +411,15 @@ fn send_welcome(socket: impl AsFd, welcome: &Welcome, descriptor: impl AsFd) -> 
     Ok(())
 }
 
-/// Whether who has connected may be one of the run's: a process of this user, or a descendant. Programs of the run may have taken
-/// another user; whoever else has the machine finds the socket, too.
+/// Whether a peer may be an agent of the run: it is a process of this user, or a descendant of this process. The socket takes connections of
+/// all users, since programs of the run may have taken another user.
 fn is_ours(socket: &OwnedFd) -> bool {
     let Some((pid, user)) = process::peer(socket.as_fd()) else { return false };
     if user == rustix::process::geteuid().as_raw() {
         return true;
     }
     let Ok(pidfd) = process::peer_pidfd(socket.as_fd(), pid) else { return false };
-    // Held, the number names nobody else until it has ended.
+    // While the process has not ended, its number is given to no other.
     family::descends_from(pid, std::process::id()) && !process::has_ended(&pidfd)
 }
 

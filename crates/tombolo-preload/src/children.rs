@@ -102,7 +102,7 @@ struct Environment {
     preload: [u8; PRELOAD_MAX],
 }
 
-/// Fills `room` and returns it, or `original` where nothing needs adding (or it is too large).
+/// Fills `room` with an environment and what it lacks of our two entries, and returns it; or `original`, if that is too large.
 ///
 /// # Safety
 ///
@@ -110,9 +110,6 @@ struct Environment {
 unsafe fn environment(original: *const *const c_char, room: &mut Environment) -> *const *const c_char {
     // SAFETY: written only while loading.
     let ours = unsafe { &*ENTRIES.0.get() };
-    if ours.preload_length == 0 || !start::far() {
-        return original;
-    }
     let library = ours.library();
     let (mut count, mut complete, mut named) = (0, false, false);
     let mut theirs: &[u8] = &[];
@@ -137,9 +134,6 @@ unsafe fn environment(original: *const *const c_char, room: &mut Environment) ->
             *slot = *entry.sub(1);
             count += 1;
         }
-    }
-    if complete && named {
-        return original;
     }
     if !complete {
         let mut length = ours.preload_length;
@@ -273,6 +267,9 @@ unsafe fn execute(
     }
 }
 
+/// # Safety
+///
+/// As [`entries`].
 #[inline(never)]
 unsafe fn execute_with(
     variables: *const *const c_char,
@@ -283,6 +280,9 @@ unsafe fn execute_with(
     go(unsafe { environment(variables, &mut room) })
 }
 
+/// # Safety
+///
+/// As [`entries`].
 #[inline(never)]
 unsafe fn execute_without(
     variables: *const *const c_char,
@@ -680,7 +680,7 @@ pub unsafe extern "C" fn posix_spawnp(
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "those of libc's, and two more")]
+#[expect(clippy::too_many_arguments, reason = "those of libc's, and two more")]
 unsafe fn spawn(
     real: &Real,
     found: File,

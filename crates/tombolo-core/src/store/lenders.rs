@@ -458,7 +458,7 @@ impl Lenders {
         self.get_mut(id)?.take(id)
     }
 
-    /// Takes a page of a window of a lender that is silent: what is written there needs nobody to answer.
+    /// Takes a page of a silent lender's window: this process writes there by itself, so the lender need not answer.
     pub(super) fn take_silent(&mut self) -> Option<Place> {
         let has_windows = |lender: &Lender| lender.segments.iter().any(|segment| segment.direct.is_some());
         let may = |lender: &Lender| {

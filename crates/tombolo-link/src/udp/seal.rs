@@ -63,7 +63,7 @@ impl Chain {
 fn erase(key: &mut LessSafeKey) {
     if let Ok(zeroes) = UnboundKey::new(&AES_256_GCM, &[0; 32]) {
         *key = LessSafeKey::new(zeroes);
-        // Somebody looks at it, for all that the compiler knows.
+        // Otherwise the compiler may leave the write out, because nothing reads the key afterwards.
         std::hint::black_box(key);
     }
 }
