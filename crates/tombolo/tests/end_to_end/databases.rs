@@ -14,12 +14,12 @@ use rustix::process::Signal;
 #[test]
 fn a_sqlite_database_in_memory() {
     needs!("sqlite3");
-    let lender = Lender::start(Link::Shm, "2G");
+    let lender = Lender::start(Link::Shm, "4G");
     let script = script(sized(150_000, 2_000_000));
     let words = [&path_of("sqlite3"), "-batch", ":memory:"];
     let outcome = Program::new(&words)
         .input(script)
-        .remote(sized("256M", "1500M"))
+        .remote(sized("256M", "3G"))
         .same_on(&[&lender], sized("16M", "160M"));
     assert!(outcome.text().trim_end().ends_with("ok"), "the integrity check");
 }

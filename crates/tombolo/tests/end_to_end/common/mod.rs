@@ -31,7 +31,7 @@ pub fn product() -> Option<String> {
     binary.ok()
 }
 
-/// No test waits longer than this for a process, however slow the machine.
+/// No test waits longer than this for a process, however slow the machine, unless it is run in full.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How a lender is reached.
@@ -178,7 +178,7 @@ impl Program {
             options: Vec::new(),
             variables: Vec::new(),
             before: Vec::new(),
-            patience: PATIENCE,
+            patience: sized(PATIENCE, 10 * PATIENCE),
             spaces: 1,
         }
     }
