@@ -374,8 +374,11 @@ impl Device {
         if !memory.is_empty() {
             let index = self.current % memory.len();
             let mut descriptor = memory.load(index);
-            descriptor.status = error.status() | status::COMPLETE;
-            memory.store(index, &descriptor);
+            // One that is done already is software's, and where the tail is wrong, nothing may have been given.
+            if descriptor.status & status::COMPLETE == 0 {
+                descriptor.status = error.status() | status::COMPLETE;
+                memory.store(index, &descriptor);
+            }
         }
         self.error = Some(error);
         error
