@@ -4,8 +4,9 @@
 //! that has one already becomes a further path of that ([`super::paths`]).
 
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use tombolo_core::rdma::{PathId, PeerId};
@@ -13,8 +14,10 @@ use tombolo_link::identity::{Permission, Permissions};
 use tombolo_link::{Link, LossReason, PublicKey};
 use tombolo_wire::{Ack, Checksums, MAX_BLOCK_BYTES, MAX_HEADER_BYTES};
 
+use crate::fabric::label::PeerLabel;
 use crate::fabric::life::NodeIdentity;
 use crate::fabric::neighbour::Neighbour;
+use crate::silence::Silence;
 
 /// A link to another node.
 #[derive(Debug)]
@@ -40,6 +43,7 @@ pub struct Connection {
     pub(crate) unsent: Mutex<VecDeque<Vec<u8>>>,
     /// The link is suspect: the engine does without it until something is heard again.
     pub(crate) is_paused: AtomicBool,
+    silence: Mutex<Silence>,
     /// Why this link is gone.
     pub(super) lost: OnceLock<LossReason>,
     /// The neighbour whose first link this is, until another one is known.
@@ -69,10 +73,30 @@ impl Connection {
             is_full: AtomicBool::new(false),
             unsent: Mutex::default(),
             is_paused: AtomicBool::new(false),
+            silence: Mutex::default(),
             lost: OnceLock::new(),
             own: Neighbour::new(id, first.clone()),
             further_of: OnceLock::new(),
         })
+    }
+
+    /// Says that the link does not answer, or answers again.
+    pub(super) fn tell_of_silence(&self) {
+        let is_silent = self.is_paused.load(Ordering::Relaxed);
+        if !self.silence.lock().is_news(is_silent, Instant::now()) {
+            return;
+        }
+        let PeerLabel { name, address, .. } = self.label();
+        let (peer, address) = (name.as_deref(), address.as_deref());
+        if is_silent {
+            tracing::info!(
+                peer,
+                address,
+                "a link does not answer: what was to go by it waits, or goes by others"
+            );
+        } else {
+            tracing::info!(peer, address, "a link answers again");
+        }
     }
 
     /// The neighbour that this link leads to.

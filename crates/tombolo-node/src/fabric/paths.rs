@@ -127,6 +127,7 @@ impl Fabric {
                 engine.add_path(self.now(), id, path);
             }
         }
+        connection.tell_of_silence();
         if let Some(reports) = self.reports.get() {
             reports.suspected(id, neighbour.is_suspect());
         }

@@ -223,6 +223,19 @@ fn a_stopped_lender_on_the_same_machine_costs_nothing() {
 }
 
 #[test]
+fn a_node_says_when_a_link_does_not_answer_and_when_it_answers_again() {
+    let lender = Lender::start(Link::Udp, "64M");
+    let run = Program::new(&[path_of("sleep").as_str(), "300"]).start_on(&[&lender], "8M");
+    lender.errors_with("a neighbour is there", PATIENCE);
+    run.signal(Signal::STOP);
+    lender.errors_with("a link does not answer", PATIENCE);
+    run.signal(Signal::CONT);
+    lender.errors_with("a link answers again", PATIENCE);
+    run.signal(Signal::TERM);
+    assert_eq!(run.wait(PATIENCE).code(), 128 + Signal::TERM.as_raw());
+}
+
+#[test]
 fn a_killed_supervisor_ends_the_program() {
     needs!("cc");
     for (link, mode) in [(Link::Shm, "check"), (Link::Shm, "rest"), (Link::Udp, "check")] {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tombolo_core::store::{LenderId, Lent, Newcomer, Refused};
@@ -19,6 +19,7 @@ use crate::fabric::joining::Paths;
 use crate::fabric::messages::{Reply, Request};
 use crate::far::asking::{BorrowError, ask, ask_status, refused};
 use crate::far::front::FarEvent;
+use crate::silence::Silence;
 
 /// The round trip that is assumed of a lender over UDP before any was measured; a read is late after
 /// four of them, or 50 ms, if that is more.
@@ -60,47 +61,6 @@ pub(super) enum Job {
     },
     /// Whether it is about to end.
     AskWhetherEnding,
-}
-
-/// A lender's silence, and what was last said about it.
-#[derive(Debug, Default)]
-pub(super) struct Silence {
-    /// Since when it has been silent.
-    began: Option<Instant>,
-    /// It was said to be silent, at that time.
-    since: Option<Instant>,
-    is_silent: bool,
-}
-
-impl Silence {
-    /// One that comes and goes is not told of more often.
-    const PAUSE: Duration = Duration::from_secs(30);
-
-    /// Notes whether a lender is silent; returns for how long it has been.
-    pub(super) fn note(&mut self, is_silent: bool, now: Instant) -> Duration {
-        match is_silent {
-            true => now.duration_since(*self.began.get_or_insert(now)),
-            false => {
-                self.began = None;
-                Duration::ZERO
-            }
-        }
-    }
-
-    /// Whether to say that a lender is silent now, or that it answers again.
-    pub(super) fn is_news(&mut self, is_silent: bool, now: Instant) -> bool {
-        if is_silent == self.is_silent {
-            return false;
-        }
-        if is_silent && self.since.is_some_and(|since| now.duration_since(since) < Self::PAUSE) {
-            return false;
-        }
-        self.is_silent = is_silent;
-        if is_silent {
-            self.since = Some(now);
-        }
-        true
-    }
 }
 
 /// A lender.
@@ -443,31 +403,4 @@ impl FarStore {
 fn twice(lender: &Address, segment: u64) -> String {
     let reason = format!("it has lent segment {segment} already");
     BorrowError::WrongSegment { lender: lender.clone(), reason }.to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_silence_and_its_end_are_told_and_not_too_often() {
-        let began = Instant::now();
-        let at = |seconds| began + Duration::from_secs(seconds);
-        let mut silence = Silence::default();
-        let told: Vec<bool> = [
-            (false, 0),
-            (true, 1),
-            (true, 2),
-            (false, 3),
-            // Once more, too soon; its end is none then.
-            (true, 10),
-            (false, 11),
-            (true, 40),
-            (false, 41),
-        ]
-        .into_iter()
-        .map(|(is_silent, seconds)| silence.is_news(is_silent, at(seconds)))
-        .collect();
-        assert_eq!(told, [false, true, false, true, false, false, true, true]);
-    }
 }
