@@ -259,6 +259,19 @@ fn attach_with(client: &SeqpacketSocket, port: &Value, descriptor: BorrowedFd<'_
     }
 }
 
+/// Processes that have queues of TAP devices open, and their states.
+fn holders_of_tap_devices() -> Vec<String> {
+    let mut found = Vec::new();
+    for process in std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path()) {
+        let links = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        let mut targets = links.filter_map(|link| std::fs::read_link(link.path()).ok());
+        if targets.any(|target| target == std::path::Path::new("/dev/net/tun")) {
+            found.push(std::fs::read_to_string(process.join("stat")).unwrap_or_default());
+        }
+    }
+    found
+}
+
 /// Lets other users come to what is in a directory.
 fn open_to_all(directory: &std::path::Path) {
     use std::os::unix::fs::PermissionsExt;
@@ -289,7 +302,9 @@ fn a_port_that_cannot_be_is_refused_with_a_reason() {
         let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && complaint.contains(reason), "{more:?}: {complaint}");
         // Nothing is left of it.
-        assert!(!room.at(OUTSIDE, &["ip", "link", "show", "eth0"]).status.success());
+        let device = room.at(OUTSIDE, &["ip", "-details", "link", "show", "eth0"]);
+        let left = String::from_utf8_lossy(&device.stdout);
+        assert!(!device.status.success(), "{more:?}: {left}; held by {:?}", holders_of_tap_devices());
     }
     // Another port with the same hardware address.
     let mac = room.json(&["ls", "--json"])["ports"][0]["port"]["mac"].as_str().unwrap().to_owned();
