@@ -209,11 +209,34 @@ pub fn pid_of(pidfd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     }
 }
 
+/// Local memory of a process by kind, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LocalMemory {
+    /// Private and anonymous.
+    pub anonymous_bytes: u64,
+    /// Of no file on a disk, and shared, if only with what it may fork.
+    pub shared_bytes: u64,
+    /// Locked, of whatever kind.
+    pub locked_bytes: u64,
+}
+
+/// Local memory of a process. `None`: it has none, or has ended.
+pub fn local_memory(pid: u32) -> Option<LocalMemory> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let bytes = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    };
+    Some(LocalMemory {
+        anonymous_bytes: bytes("RssAnon:")?,
+        shared_bytes: bytes("RssShmem:")?,
+        locked_bytes: bytes("VmLck:")?,
+    })
+}
+
 /// Anonymous memory of a process that is resident, in bytes.
 pub fn anonymous_bytes(pid: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
-    line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    local_memory(pid).map(|memory| memory.anonymous_bytes)
 }
 
 /// The process at the other end of a Unix socket: its number and its user's. `None`: it is of another pid namespace, where it has no number
@@ -393,19 +416,6 @@ pub fn is_writable(pid: u32, address: u64) -> io::Result<Option<bool>> {
         let rights = words.next()?;
         (start..end).contains(&address).then(|| rights.contains('w'))
     }))
-}
-
-/// For the pages of a process at these addresses: whether each holds something, in memory or swapped.
-pub fn hold_something(pid: u32, addresses: impl IntoIterator<Item = u64>) -> io::Result<Vec<bool>> {
-    const PAGE: u64 = 4096;
-    const IN_MEMORY_OR_SWAPPED: u64 = 3 << 62;
-    let entries = std::fs::File::open(format!("/proc/{pid}/pagemap"))?;
-    let look = |address: u64| {
-        let mut entry = [0u8; 8];
-        std::os::unix::fs::FileExt::read_exact_at(&entries, &mut entry, address / PAGE * 8)?;
-        Ok(u64::from_ne_bytes(entry) & IN_MEMORY_OR_SWAPPED != 0)
-    };
-    addresses.into_iter().map(look).collect()
 }
 
 /// Raises the limit of this process's open files as far as it may.
@@ -831,19 +841,6 @@ mod tests {
         assert!(how_it_ended(pidfd.as_fd(), Duration::ZERO).is_none_or(|told| told == status));
         assert_eq!(pid_of(pidfd.as_fd()).unwrap(), None);
         assert!(pid_of(one.as_fd()).is_err(), "no pidfd");
-    }
-
-    #[test]
-    fn a_page_holds_something_once_it_was_written() {
-        let mut pages = vec![0u8; 4 * 4096];
-        let first = (pages.as_ptr() as u64).next_multiple_of(4096);
-        // SAFETY: whole pages of the vector, whose contents are zeroes anyway.
-        unsafe { libc::madvise(first as *mut libc::c_void, 2 * 4096, libc::MADV_DONTNEED) };
-        let at = (first - pages.as_ptr() as u64) as usize;
-        pages[at + 4096] = 1;
-        let hold = hold_something(std::process::id(), [first, first + 4096, 0]).unwrap();
-        assert_eq!(hold, [false, true, false]);
-        assert!(hold_something(u32::MAX, [0]).is_err());
     }
 
     #[test]

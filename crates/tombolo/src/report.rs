@@ -21,6 +21,9 @@ pub fn of_finished(finished: &Finished, connecting: Duration) -> Value {
         "far": of_far(&finished.far),
         "beyond_local_peak_bytes": finished.counter("overdraft_pages") * 4096,
         "mapped_behind_libc_peak_bytes": finished.counter("foreign_pages") * 4096,
+        // Of one process, as seen once a second.
+        "shared_memory_peak_bytes": finished.counter("shared_memory_pages") * 4096,
+        "locked_peak_bytes": finished.counter("locked_pages") * 4096,
         "resident_peak_bytes": finished.counter("resident_peak") * 4096,
         "unserved": unserved(&finished.unserved),
         "bytes_in": finished.counter("pages_in") * 4096,

@@ -131,6 +131,14 @@ fn what_is_not_served_or_gets_full_is_said_once() {
     said(&behind, "behind libc");
     let peak = behind.report()["mapped_behind_libc_peak_bytes"].as_u64();
     assert!(peak.is_some_and(|bytes| (90 << 20..200 << 20).contains(&bytes)), "{:#}", behind.report());
+    let shared = Program::new(&[compiled("behind", &[]), "96".into(), "shared".into()]).remote("64M");
+    let shared = shared.run_on(&[&lender], "8M");
+    assert_eq!(shared.code(), 0, "{}", shared.stderr);
+    said(&shared, "of shared memory");
+    for kind in ["shared_memory_peak_bytes", "locked_peak_bytes"] {
+        let peak = shared.report()[kind].as_u64();
+        assert!(peak.is_some_and(|bytes| (96 << 20..200 << 20).contains(&bytes)), "{:#}", shared.report());
+    }
     // Three quarters of what was borrowed.
     let full = Program::new(&[compiled("threads", &[]), "60".into()]).remote("64M").run_on(&[&lender], "8M");
     assert_eq!(full.code(), 0, "{}", full.stderr);
