@@ -134,6 +134,7 @@ impl World {
             put_off: false,
             spaces: self.spaces.len(),
             evictable: self.resident(),
+            awaits_agent: false,
         }
     }
 

@@ -1,12 +1,15 @@
 //! Random programs on a modelled kernel: whatever they do to their memory, and however late evictions and
 //! fetches end, each page has the contents that it would have without a pager, no far page leaks, and the
-//! count of resident pages is right.
+//! count of resident pages is right: a page that forks share counts once.
 //!
 //! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use tombolo_core::pager::{Access, Decision, Entry, Outcome, Page, State, Table};
+use tombolo_core::pager::{
+    Access, Decision, Entry, Frame, Frames, Outcome, Page, Remains, Saved, Seen, State, Table,
+};
 use tombolo_core::store::{Action, Config, Lent, Newcomer, Store};
 use tombolo_random::{Random, Seeds};
 
@@ -20,6 +23,17 @@ const SPACES_MAX: usize = 5;
 struct Present {
     contents: u64,
     protected: bool,
+    /// Of its memory: forks share it.
+    id: u64,
+    /// A device may write to it, past any protection. The kernel does not move it, and a fork copies it at once.
+    pinned: bool,
+}
+
+impl Present {
+    fn new(contents: u64, protected: bool) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self { contents, protected, id: NEXT.fetch_add(1, Ordering::Relaxed), pinned: false }
+    }
 }
 
 /// A page on its way out.
@@ -33,6 +47,16 @@ struct Victim {
     taken: bool,
     /// The agent reports that it has not moved the page, although it may have.
     misreported: bool,
+    /// A fork shares it: the kernel does not move it.
+    refused: bool,
+    /// It shares this frame.
+    frame: Option<Frame>,
+}
+
+impl Victim {
+    fn new(page: Page, slot: u32, clean: bool) -> Self {
+        Self { page, slot, clean, done: None, taken: false, misreported: false, refused: false, frame: None }
+    }
 }
 
 #[derive(Clone, Default)]
@@ -96,6 +120,9 @@ struct World {
     spaces: BTreeMap<u32, Space>,
     next_space: u32,
     slots: Store,
+    frames: Frames,
+    /// Room that frames have.
+    framed: u64,
     far: BTreeMap<u32, u64>,
     /// Far pages are reached by messages: fetches end later.
     slow: bool,
@@ -103,6 +130,12 @@ struct World {
     /// Pages taken back where their eviction began, and elsewhere; and of those, ones that were awaited.
     taken: [u64; 2],
     awaited: u64,
+    /// Shared pages that were dropped, and pages that were found to be copies.
+    dropped: u64,
+    copied: u64,
+    written_by_devices: u64,
+    /// Pages that share frames and were made their process's own, to leave next. A fork may come before, and count them too low.
+    owned: u64,
 }
 
 impl World {
@@ -116,12 +149,141 @@ impl World {
             spaces,
             next_space: 1,
             slots: slots(4096),
+            frames: Frames::default(),
+            framed: 0,
             far: BTreeMap::new(),
             slow,
             age: 0,
             taken: [0; 2],
             awaited: 0,
+            dropped: 0,
+            copied: 0,
+            written_by_devices: 0,
+            owned: 0,
         }
+    }
+
+    /// Whether no other space has a page's memory.
+    fn is_exclusive(&self, id: u32, page: Page) -> bool {
+        let Some(own) = self.spaces[&id].memory.present.get(&page) else { return true };
+        let present = self.spaces.values().flat_map(|space| space.memory.present.values());
+        present.filter(|present| present.id == own.id).count() == 1
+    }
+
+    /// What the kernel does with a write to a page that is there and not protected.
+    fn write(&mut self, id: u32, page: Page, value: u64) {
+        let exclusive = self.is_exclusive(id, page);
+        let memory = &mut self.space(id).memory;
+        memory.expected.insert(page, value);
+        if let Some(present) = memory.present.get_mut(&page) {
+            *present = if exclusive {
+                Present { contents: value, ..*present }
+            } else {
+                Present::new(value, present.protected)
+            };
+        }
+    }
+
+    /// A device is about to write to a page, as a direct read from a disk does.
+    fn pin(&mut self, id: u32, page: Page) {
+        let value = 1 + self.random.next() % 1_000_000;
+        self.access(id, page, Some(value));
+        let is_exclusive = self.is_exclusive(id, page);
+        let present = self.space(id).memory.present.get_mut(&page);
+        if let Some(present) = present.filter(|present| is_exclusive && !present.protected) {
+            present.pinned = true;
+        }
+    }
+
+    /// Devices write to what is pinned, and are done with some of it.
+    fn write_pinned(&mut self) {
+        for space in self.spaces.values_mut() {
+            for (page, present) in space.memory.present.iter_mut().filter(|(_, present)| present.pinned) {
+                present.contents = 1 + self.random.next() % 1_000_000;
+                present.pinned = self.random.below(2) == 0;
+                space.memory.expected.insert(*page, present.contents);
+                self.written_by_devices += 1;
+            }
+        }
+    }
+
+    /// Pages have left frames, perhaps.
+    fn drain(&mut self, id: u32) {
+        let left = self.space(id).table.take_left();
+        for left in left {
+            self.leave(left.frame);
+        }
+    }
+
+    fn leave(&mut self, frame: Frame) {
+        if let Remains::Nothing { .. } = self.frames.leave(frame, &mut self.slots) {
+            self.framed -= 1;
+        }
+    }
+
+    /// Pages of a range are protected, and it is seen which of them are shared.
+    fn verify(&mut self, id: u32, first: Page, end: Page) {
+        for page in first..end {
+            if self.spaces[&id].table.get(page).frame().is_none() {
+                continue;
+            }
+            let space = self.space(id);
+            space.memory.present.entry(page).and_modify(|present| present.protected = true);
+            space.table.protected(page);
+            let seen = match self.is_exclusive(id, page) {
+                _ if !self.spaces[&id].memory.present.contains_key(&page) => Seen::Absent,
+                true => Seen::Exclusive,
+                false => Seen::Shared,
+            };
+            let space = self.spaces.get_mut(&id).expect("a space");
+            let is_own = space.table.verify(page, seen, &mut self.slots, &self.frames);
+            space.resident += u64::from(is_own);
+            self.copied += u64::from(is_own);
+            self.drain(id);
+        }
+    }
+
+    /// Pages whose frames have no other holder any more are ordinary again.
+    fn collapse(&mut self, id: u32) {
+        let (first, end) = self.range();
+        let space = self.spaces.get_mut(&id).expect("a space");
+        for page in first..end {
+            let frame = space.table.get(page).frame();
+            if frame.is_some_and(|frame| self.frames.holders(frame) == 1) {
+                space.resident += 1;
+                if space.table.collapse(page, &mut self.slots, &self.frames) {
+                    space.memory.present.entry(page).and_modify(|present| present.protected = false);
+                }
+            }
+        }
+        self.drain(id);
+    }
+
+    /// A page that shares a frame begins to leave, if it is verified.
+    fn begin_to_leave(&mut self, id: u32, page: Page) {
+        if !self.spaces[&id].table.get(page).is_verified() {
+            self.verify(id, page, page + 1);
+        }
+        let space = self.spaces.get_mut(&id).expect("a space");
+        let entry = space.table.get(page);
+        let (Some(frame), false) = (entry.frame(), space.table.is_name(page)) else { return };
+        let contents = space.memory.present.get(&page).map(|present| present.contents);
+        let (slot, clean) = match self.frames.saved(frame) {
+            Saved::Slot(slot) if self.slots.share(slot) => {
+                assert!(
+                    contents.is_none_or(|contents| contents == self.far[&slot]),
+                    "a frame is as its slot"
+                );
+                (slot, true)
+            }
+            _ => match self.slots.take() {
+                Ok((slot, _)) => (slot, false),
+                Err(_) => return,
+            },
+        };
+        let state = if clean { State::EvictDrop } else { State::EvictCopy };
+        space.table.set(page, entry.with_eviction(state, clean.then_some(slot)));
+        space.victims.push(Victim { frame: Some(frame), ..Victim::new(page, slot, clean) });
     }
 
     fn range(&mut self) -> (Page, Page) {
@@ -138,7 +300,9 @@ impl World {
         for _ in 0..4 {
             let space = self.spaces.get_mut(&id).expect("a space");
             let Some(&expected) = space.memory.expected.get(&page) else { return };
-            if space.memory.guards.contains(&page) {
+            // While guards are being installed, what a thread finds there is either.
+            let is_guarding = space.memory.guarding.is_some_and(|(first, end)| (first..end).contains(&page));
+            if is_guarding || space.memory.guards.contains(&page) {
                 return;
             }
             let present = space.memory.present.get(&page).copied();
@@ -146,8 +310,7 @@ impl World {
             if let Some(present) = present.filter(|_| reachable) {
                 assert_eq!(present.contents, expected, "space {id} page {page}: {:?}", space.table.get(page));
                 if let Some(value) = write {
-                    space.memory.present.insert(page, Present { contents: value, protected: false });
-                    space.memory.expected.insert(page, value);
+                    self.write(id, page, value);
                 }
                 return;
             }
@@ -173,6 +336,12 @@ impl World {
     }
 
     fn try_serve(&mut self, id: u32, page: Page, access: Access) -> bool {
+        let served = self.serve_once(id, page, access);
+        self.drain(id);
+        served
+    }
+
+    fn serve_once(&mut self, id: u32, page: Page, access: Access) -> bool {
         let slow = self.slow;
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
@@ -208,15 +377,29 @@ impl World {
                 if space.table.may_have_guard(page) && space.memory.guards.contains(&page) => {}
             decision @ (Decision::Zero | Decision::ZeroAgain) => {
                 space.resident += u64::from(decision == Decision::Zero);
-                space.table.mapped(page, false, slots);
-                space.memory.copy(page, Present { contents: 0, protected: false });
+                let entry = space.table.get(page);
+                if matches!(entry.state(), State::Resident | State::Untouched) {
+                    space.table.mapped(page, false, slots);
+                }
+                space.memory.copy(page, Present::new(0, entry.is_kept()));
+            }
+            Decision::SharedAgain if present => {}
+            Decision::SharedAgain => {
+                space.resident += 1;
+                space.table.own(page, slots, &self.frames);
+            }
+            Decision::Copy(frame) => {
+                assert!(self.frames.holders(frame) > 0);
+                space.resident += 1;
+                space.table.written(page, slots);
+                space.memory.present.entry(page).and_modify(|present| present.protected = false);
             }
             decision @ (Decision::Fetch(slot) | Decision::FetchAgain(slot)) => {
                 space.resident += u64::from(decision == Decision::Fetch(slot));
                 let protect = !access.write;
                 let contents = self.far[&slot];
                 space.table.mapped(page, protect, slots);
-                space.memory.copy(page, Present { contents, protected: protect });
+                space.memory.copy(page, Present::new(contents, protect));
             }
             Decision::TakeBack(began) => {
                 let victim = space.victims.iter_mut().find(|victim| victim.page == began).expect("a victim");
@@ -226,10 +409,10 @@ impl World {
                 self.taken[usize::from(page != began)] += 1;
                 space.table.taken_back(began);
                 assert!(space.table.is_taken_back(page));
-                space.memory.copy(page, Present { contents, protected: false });
+                space.memory.copy(page, Present::new(contents, false));
             }
             Decision::Unprotect => {
-                space.table.written(page, true, slots);
+                space.table.written(page, slots);
                 space.memory.present.entry(page).and_modify(|present| present.protected = false);
             }
             Decision::Poison => panic!("nothing is lost here"),
@@ -237,13 +420,29 @@ impl World {
         true
     }
 
-    /// The agent unshares pages, when no eviction of its space is under way: it touches whatever has come to stand there.
-    fn unshare(&mut self, id: u32) {
-        let page = self.random.below(PAGES);
-        let space = self.space(id);
-        let is_mapped = space.memory.expected.contains_key(&page);
-        if space.victims.is_empty() && is_mapped && !space.memory.present.contains_key(&page) {
-            self.serve(id, page, Access { write: true, protected: false, agent: true });
+    /// The agent makes pages its process's own, when no eviction of its space is under way: it reads whatever has come to stand there. Write
+    /// protection stays.
+    fn make_own(&mut self, id: u32) {
+        let (first, end) = self.range();
+        if !self.spaces[&id].victims.is_empty() {
+            return;
+        }
+        for page in first..end {
+            let exclusive = self.is_exclusive(id, page);
+            let space = self.space(id);
+            if !space.memory.expected.contains_key(&page) || space.memory.guards.contains(&page) {
+                continue;
+            }
+            match space.memory.present.get_mut(&page) {
+                Some(present) if !exclusive => {
+                    *present = Present::new(present.contents, present.protected);
+                    self.owned += 1;
+                }
+                Some(_) => {}
+                None => {
+                    self.serve(id, page, Access { write: false, protected: false, agent: true });
+                }
+            }
         }
     }
 
@@ -319,7 +518,7 @@ impl World {
         if !entry.is_discarded() {
             assert_eq!(entry.state(), State::Fetching);
             let contents = self.far[&slot.expect("a slot")];
-            space.memory.copy(page, Present { contents, protected: protect });
+            space.memory.copy(page, Present::new(contents, protect));
             if !found {
                 // Mapping a page wakes those who wait for it.
                 space.asleep.remove(&page);
@@ -347,24 +546,33 @@ impl World {
         space.cancelled = false;
         for page in first..end {
             let entry = space.table.get(page);
-            if entry.state() != State::Resident || space.table.is_name(page) {
+            if entry.state() != State::Resident || space.table.is_name(page) || entry.frame().is_some() {
                 continue;
             }
             let (slot, clean, left) = match entry.slot() {
-                Some(slot) => (slot, true, entry.with_state(State::EvictDrop)),
+                Some(slot) => (slot, true, entry.with_eviction(State::EvictDrop, Some(slot))),
                 None => match slots.take().ok().map(|(slot, _)| slot) {
-                    Some(slot) => (slot, false, entry.with_state(State::EvictCopy).with_kept(false)),
+                    Some(slot) => (slot, false, entry.with_eviction(State::EvictCopy, None)),
                     None => continue,
                 },
             };
             space.table.set(page, left);
-            space.victims.push(Victim { page, slot, clean, done: None, taken: false, misreported: false });
+            space.victims.push(Victim::new(page, slot, clean));
+        }
+        if space.victims.is_empty() {
+            (first..end).for_each(|page| self.begin_to_leave(id, page));
         }
     }
 
     /// The agent moves the next page out, by its address, unless the command is cancelled.
     fn agent_step(&mut self, id: u32) {
         let misreports = self.random.below(8) == 0;
+        let next = self.spaces[&id].victims.iter().position(|victim| victim.done.is_none());
+        let is_moved = next.is_none_or(|which| {
+            let page = self.spaces[&id].victims[which].page;
+            let present = self.spaces[&id].memory.present.get(&page);
+            self.is_exclusive(id, page) && present.is_none_or(|present| !present.pinned)
+        });
         let space = self.space(id);
         if space.cancelled {
             return;
@@ -372,6 +580,10 @@ impl World {
         if let Some(victim) = space.victims.iter_mut().find(|victim| victim.done.is_none()) {
             // The table keeps the slot of such a page but for a write fault from before, which gives it up (decision 2).
             let has_fault = space.unread.iter().any(|(page, _)| *page == victim.page);
+            if !is_moved {
+                (victim.done, victim.refused) = (Some(None), true);
+                return;
+            }
             victim.misreported = misreports && victim.clean && !has_fault;
             victim.done = Some(space.memory.present.remove(&victim.page).map(|present| present.contents));
         }
@@ -402,7 +614,7 @@ impl World {
             let Some(child) = self.spaces.get_mut(&follower.space) else { continue };
             let (page, entry) = child.table.operation(follower.page);
             if !entry.is_discarded() && child.memory.expected.contains_key(&page) {
-                let returned = Present { contents, protected: false };
+                let returned = Present::new(contents, false);
                 child.memory.copy(page, returned);
             }
             self.copy_back(follower.space, follower.page, contents);
@@ -419,18 +631,21 @@ impl World {
         self.age += 1;
         let (age, slots, far) = (self.age, &mut self.slots, &mut self.far);
         let space = self.spaces.get_mut(&id).expect("a space");
-        let mut told = Vec::new();
+        let (mut told, mut left) = (Vec::new(), Vec::new());
         for victim in std::mem::take(&mut space.victims) {
             let moved_elsewhere = space.table.operation(victim.page).0 != victim.page;
             let outcome = match victim.done {
                 _ if victim.taken => Outcome::Stays(None),
+                _ if victim.refused => Outcome::Stays(victim.clean.then_some(victim.slot)),
                 Some(Some(_)) if victim.misreported => Outcome::Stays(Some(victim.slot)),
                 Some(Some(contents)) if !victim.clean && contents == 0 => Outcome::Zero,
                 Some(Some(contents)) => {
                     if victim.clean {
                         assert_eq!(far[&victim.slot], contents, "a clean page is as its slot");
                     }
-                    far.insert(victim.slot, contents);
+                    if !victim.clean {
+                        far.insert(victim.slot, contents);
+                    }
                     Outcome::Saved(victim.slot)
                 }
                 // It was misreported before.
@@ -441,6 +656,21 @@ impl World {
             if outcome.slot().is_none() {
                 slots.release(victim.slot);
             }
+            if let Some(frame) = victim.frame {
+                let (now, entry) = space.table.operation(victim.page);
+                let is_whole = now == victim.page && !entry.is_discarded() && !victim.clean;
+                match outcome {
+                    Outcome::Saved(slot) if is_whole && slots.share(slot) => {
+                        self.frames.set_saved(frame, Saved::Slot(slot), slots);
+                    }
+                    Outcome::Zero if is_whole && victim.done.flatten().is_some() => {
+                        self.frames.set_saved(frame, Saved::Zero, slots);
+                    }
+                    _ => {}
+                }
+                self.dropped += u64::from(!outcome.stays());
+                left.push(frame);
+            }
             let finished = space.table.finish(victim.page, outcome, age, slots);
             space.asleep.retain(|page| !finished.wake.contains(page));
             space.resident -= u64::from(finished.freed);
@@ -448,6 +678,10 @@ impl World {
             told.extend(finished.followers);
         }
         self.deliver(told);
+        self.drain(id);
+        for frame in left {
+            self.leave(frame);
+        }
     }
 
     fn deliver(&mut self, mut told: Vec<(tombolo_core::pager::Follower, Outcome)>) {
@@ -478,6 +712,7 @@ impl World {
             space.memory.present.remove(&page);
             space.memory.expected.insert(page, 0);
         }
+        self.drain(id);
     }
 
     /// The program installs guards: the pager hears of it before, and, some time after, that it is done.
@@ -498,6 +733,7 @@ impl World {
             space.memory.install();
             space.memory.guarding = None;
         }
+        self.drain(id);
     }
 
     fn remove_guards(&mut self, id: u32) {
@@ -522,6 +758,7 @@ impl World {
             space.resident -= discarded.resident;
             space.cancelled |= discarded.in_operation;
         }
+        self.drain(id);
     }
 
     fn map(&mut self, id: u32) {
@@ -533,6 +770,7 @@ impl World {
             space.memory.expected.insert(page, 0);
         }
         space.resident -= space.table.register(first, end, slots).resident;
+        self.drain(id);
     }
 
     fn remap(&mut self, id: u32) {
@@ -562,6 +800,21 @@ impl World {
         space.cancelled |= remapped.in_operation;
         // The kernel reports the old place, too.
         space.resident -= space.table.unmap(from, end, slots).resident;
+        self.drain(id);
+    }
+
+    /// Room is short: what is resident is protected before the fork.
+    fn protect_for_fork(&mut self, id: u32) {
+        let (first, end) = self.range();
+        let space = self.space(id);
+        let mut from = first;
+        while let Some((page, count)) = space.table.writable_run(from, end) {
+            from = page + count;
+            for page in page..from {
+                space.memory.present.entry(page).and_modify(|present| present.protected = true);
+                space.table.protected(page);
+            }
+        }
     }
 
     fn fork(&mut self, id: u32) {
@@ -572,11 +825,19 @@ impl World {
         let child = self.next_space;
         self.next_space += 1;
         let without = if self.random.below(3) == 0 { Some(self.range()) } else { None };
+        if self.random.below(2) == 0 {
+            self.protect_for_fork(id);
+        }
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
-        let forked = space.table.fork(child, slots);
+        let forked = space.table.fork(child, slots, &mut self.frames);
+        space.resident -= forked.shared;
+        self.framed += forked.shared + forked.frames;
         // Nobody there would say that what is stored is to be given up: libc's fork waits for the end of the call.
         let mut memory = Memory { guarding: None, ..space.memory.clone() };
+        for present in memory.present.values_mut().filter(|present| present.pinned) {
+            *present = Present::new(present.contents, present.protected);
+        }
         // MADV_DONTFORK: a range that the child does not have, and of which it hears nothing.
         if let Some((first, end)) = without {
             memory.present.retain(|page, _| !(first..end).contains(page));
@@ -585,6 +846,7 @@ impl World {
         }
         let forked = Space { memory, table: forked.table, resident: forked.resident, ..Space::default() };
         self.spaces.insert(child, forked);
+        self.drain(id);
     }
 
     fn exit(&mut self, id: u32) {
@@ -599,14 +861,19 @@ impl World {
             if let Some(slot) = entry.slot() {
                 self.slots.release(slot);
             }
+            if let Some(frame) = entry.frame() {
+                self.leave(frame);
+            }
         }
     }
 
     fn check_count(&self) {
         for (id, space) in &self.spaces {
             let counted = |entry: &Entry| match entry.state() {
-                State::Resident => true,
-                State::Fetching | State::EvictCopy | State::EvictDrop => !entry.is_follower(),
+                State::Resident => entry.frame().is_none(),
+                State::Fetching | State::EvictCopy | State::EvictDrop => {
+                    !entry.is_follower() && !entry.is_counted_with_frame()
+                }
                 _ => false,
             };
             let resident = space.table.all().iter().filter(|(_, entry)| counted(entry)).count() as u64;
@@ -632,16 +899,23 @@ impl World {
                 self.access(id, page, Some(value));
             }
             27..=37 => self.access(id, page, None),
-            38..=39 => self.unshare(id),
+            38..=39 => self.make_own(id),
             40..=49 => self.begin_eviction(id),
             50..=65 => self.agent_step(id),
             66..=69 => self.begin_saving(id),
             70..=76 => self.end_eviction(id),
             77..=82 => self.arrive(id),
-            83..=84 => self.discard(id),
+            83 => {
+                let (first, end) = self.range();
+                self.verify(id, first, end);
+            }
+            84 if page.is_multiple_of(2) => self.pin(id, page),
+            84 => self.discard(id),
             85 if page.is_multiple_of(2) => self.guard(id),
             85 => self.end_guarding(id),
-            86 => self.remove_guards(id),
+            86 if page.is_multiple_of(2) => self.remove_guards(id),
+            86 => self.collapse(id),
+            87 if page.is_multiple_of(2) => self.protect_for_fork(id),
             87..=88 => {
                 let (first, end) = self.range();
                 self.unmap(id, first, end);
@@ -652,11 +926,45 @@ impl World {
             _ if self.spaces.len() > 1 && id != 0 => self.exit(id),
             _ => {}
         }
+        if self.random.below(8) == 0 {
+            self.write_pinned();
+        }
         self.check_count();
+    }
+
+    /// When every page has been verified, what counts is at least what there is; and what is counted of frames is what they are.
+    fn check_memory(&mut self) {
+        let ids: Vec<u32> = self.spaces.keys().copied().collect();
+        ids.iter().for_each(|&id| self.verify(id, 0, PAGES));
+        assert_eq!(self.framed, self.frames.live());
+        let counted = self.framed + self.spaces.values().map(|space| space.resident).sum::<u64>();
+        let mut there = BTreeSet::new();
+        for space in self.spaces.values() {
+            let all = space.table.all().into_iter();
+            let (shared, unverified): (Vec<Entry>, Vec<Entry>) = all
+                .filter_map(|(page, entry)| {
+                    let is_resident = entry.state() == State::Resident;
+                    let present = space.memory.present.get(&page).filter(|_| is_resident);
+                    there.extend(present.map(|present| present.id));
+                    entry.frame().map(|_| entry)
+                })
+                .partition(|entry| entry.is_verified());
+            assert_eq!((space.table.shared_pages(), unverified.len()), (shared.len() as u64, 0));
+            assert_eq!((space.table.unverified_pages(), space.table.unprotected_pages()), (0, 0));
+            for (page, entry) in space.table.all() {
+                let found = entry.frame().map(|frame| space.table.holder(frame, self.frames.page(frame)));
+                assert!(found.is_none_or(|found| found == Some(page)), "{entry:?} is found at {found:?}");
+            }
+        }
+        let there = there.len() as u64;
+        assert!(there <= counted + self.owned, "{there} pages are there, {counted} are counted");
     }
 
     /// Everything under way ends; then every page is right, and nothing is left when all have ended.
     fn settle(&mut self) {
+        for present in self.spaces.values_mut().flat_map(|space| space.memory.present.values_mut()) {
+            present.pinned = false;
+        }
         for id in self.spaces.keys().copied().collect::<Vec<_>>() {
             while self.spaces[&id].victims.iter().any(|victim| victim.done.is_none())
                 && !self.spaces[&id].cancelled
@@ -694,13 +1002,15 @@ impl World {
                 }
             }
             let space = &self.spaces[&id];
-            let resident =
-                space.table.all().iter().filter(|(_, entry)| entry.state() == State::Resident).count();
+            let is_own = |entry: &Entry| entry.state() == State::Resident && entry.frame().is_none();
+            let resident = space.table.all().iter().filter(|(_, entry)| is_own(entry)).count();
             assert_eq!(space.resident, resident as u64, "resident pages of space {id}");
         }
+        self.check_memory();
         for id in self.spaces.keys().copied().collect::<Vec<_>>() {
             self.exit(id);
         }
+        assert_eq!((self.framed, self.frames.live()), (0, 0), "frames leak");
         assert_eq!(self.slots.used(), 0, "far pages leak");
     }
 }
@@ -719,16 +1029,22 @@ fn run(seed: u64) -> World {
 fn seeds() {
     let seeds = Seeds::from_environment(600);
     let (mut taken, mut awaited) = ([0; 2], 0);
+    let (mut dropped, mut copied, mut pinned) = (0, 0, 0);
     let count = seeds.run("cargo test -p tombolo-core --test pager", |seed| {
         let world = run(seed);
         awaited += world.awaited;
+        dropped += world.dropped;
+        copied += world.copied;
+        pinned += world.written_by_devices;
         for (sum, count) in taken.iter_mut().zip(world.taken) {
             *sum += count;
         }
     });
     println!(
-        "{taken:?} pages taken back where their eviction began and elsewhere, {awaited} of them awaited"
+        "{taken:?} pages taken back where their eviction began and elsewhere, {awaited} of them awaited; \
+         {dropped} shared pages dropped, {copied} found to be copies, {pinned} writes by devices"
     );
+    assert!(count < 60 || (dropped > 0 && copied > 0 && pinned > 0), "{dropped} {copied} {pinned}");
     assert!(count < 60 || (taken[0] > 0 && awaited > 0), "{taken:?} {awaited}");
 }
 
@@ -786,7 +1102,7 @@ fn no_page_is_mapped_unasked_where_guards_may_be() {
     assert_eq!(table.touched_with(20, 0, 32, 64), (18, 14));
     table.mapped(20, false, &mut slots);
     assert_eq!(table.touched_with(19, 0, 32, 64), (18, 2));
-    let forked = table.fork(1, &mut slots).table;
+    let forked = table.fork(1, &mut slots, &mut Frames::default()).table;
     assert!(forked.may_have_guard(17) && !forked.may_have_guard(18));
     let _ = table.remap(17, 200, 8, &mut slots);
     let guarded: Vec<Page> = (0..300).filter(|page| table.may_have_guard(*page)).collect();

@@ -10,6 +10,7 @@ pub mod life;
 mod maps;
 pub mod net;
 pub mod own;
+pub mod pagemap;
 pub mod passed;
 pub mod pool;
 pub mod probe;

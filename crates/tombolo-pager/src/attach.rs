@@ -378,6 +378,7 @@ impl Reception {
                 if gap_end > at {
                     let discarded = table.states.unmap(at, gap_end, &mut self.pager.far.slots());
                     self.pager.unreserve(space, discarded.resident);
+                    self.pager.leave_frames(&mut table);
                 }
                 at = stop.max(gap_end).min(end);
             }
@@ -392,9 +393,19 @@ impl Reception {
         epoll::add(&self.epoll, &*agent, data, epoll::EventFlags::empty())?;
         let data = epoll::EventData::new_u64(u64::from(space.index) | PROGRAM);
         epoll::add(&self.epoll, &agent.program.pidfd, data, epoll::EventFlags::IN)?;
-        space.attach(agent.clone());
-        self.pager.room.set_limited(&space.account, true);
-        send_welcome(&*agent, &Welcome::default(), &space.uffd)
+        {
+            // No command comes before: the agent would take it for the answer.
+            let _table = space.lock();
+            space.attach(agent.clone());
+            self.pager.room.set_limited(&space.account, true);
+            if let Err(error) = send_welcome(&*agent, &Welcome::default(), &space.uffd) {
+                space.detach();
+                self.pager.room.set_limited(&space.account, false);
+                return Err(error);
+            }
+        }
+        self.pager.shares_with_agent(space);
+        Ok(())
     }
 }
 

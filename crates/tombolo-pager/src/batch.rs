@@ -7,8 +7,7 @@
 //! it is not lost, as it would be if the page were copied and dropped. (Of a mapping that is not writable, the kernel
 //! does not say whether a page is pinned.) Dropping pages of the program one at a time would also cost an event each.
 //!
-//! A page that a fork shares cannot be moved either. It is made this process's own, and tried again next, once. It
-//! is not dropped: a drop waits for its own event, and the program may have mapped something else there meanwhile.
+//! A page that a fork shares, or has shared, cannot be moved either. It is made this process's own, and tried again next, once.
 //!
 //! Only a page of a mapping that is not writable is **kept** mapped, write-protected, while it is
 //! copied, and dropped afterwards; libc's calls that change mappings wait for the drop. Of a program that
@@ -21,7 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tombolo_core::pager::{Attempt, Entry, Outcome as Ending, PAGE_BYTES, Page, PageName, State};
+use tombolo_core::pager::{
+    Attempt, Entry, Frame, Left, Outcome as Ending, PAGE_BYTES, Page, PageName, State,
+};
 use tombolo_core::store::NoRoom;
 use tombolo_host::process;
 use tombolo_host::sparse::page_is_zero;
@@ -35,6 +36,8 @@ use crate::lost::found_moved;
 use crate::pager::CopyBack;
 use crate::protocol::{Done, STAGING_PAGES};
 use crate::serve::{CHANGES_MAX, TookBack};
+use crate::shared_out::Sharer;
+use crate::sharing::Departure;
 use crate::space::{Agent, Order, Space, Table, extend};
 use crate::stats::Counters;
 
@@ -72,8 +75,8 @@ pub(crate) enum Way {
     Back,
     /// It was wanted before it was saved, and is back already, but for children that share its end.
     Taken,
-    /// A fork shares it, or it is pinned: it stays, and is made this process's own, so that it can be moved next.
-    Unshare,
+    /// A fork shares it, or it is pinned: it stays, and is made this process's own when it is tried next.
+    Shared,
 }
 
 impl Way {
@@ -92,6 +95,8 @@ pub(crate) struct Victim {
     pub(crate) way: Way,
     /// It was to leave just now, and was shared.
     is_retry: bool,
+    /// It shares this frame.
+    pub(crate) frame: Option<Frame>,
     /// Where the contents go in this process: the slot's window, or staging memory.
     pub(crate) copy: u64,
     /// Which page of the staging memory that is, unless the contents go straight to the slot's window.
@@ -99,6 +104,14 @@ pub(crate) struct Victim {
 }
 
 impl Victim {
+    pub(crate) fn new(page: Page, slot: Option<u32>, clean: bool, way: Way, copy: u64) -> Self {
+        Self { page, slot, clean, way, is_retry: false, frame: None, copy, staged: None }
+    }
+
+    pub(crate) fn with_frame(self, frame: Frame) -> Self {
+        Self { frame: Some(frame), ..self }
+    }
+
     /// Its contents go by the staging memory.
     fn is_staged(&self) -> bool {
         !self.clean && self.slot.is_some() && (self.copy == 0 || self.staged.is_some())
@@ -120,10 +133,19 @@ impl Victim {
 }
 
 /// What came of claiming pages.
-struct Claimed {
-    victims: Vec<Victim>,
+pub(crate) struct Claimed {
+    pub(crate) victims: Vec<Victim>,
     /// Why there are no more of them.
-    refused: Option<NoRoom>,
+    pub(crate) refused: Option<NoRoom>,
+}
+
+/// Pages of one space that are to leave.
+#[derive(Debug, Default)]
+pub(crate) struct Leaving {
+    /// In order.
+    pub(crate) chosen: Vec<Chosen>,
+    /// Those that share frames, in order.
+    pub(crate) shared: Vec<Sharer>,
 }
 
 /// Pages on their way out of one space, while its agent carries out a command.
@@ -131,10 +153,11 @@ pub struct Batch {
     pub(crate) space: Arc<Space>,
     pub(crate) agent: Arc<Agent>,
     pub(crate) victims: Vec<Victim>,
+    /// Pages that the agent was told to make the process's own, and others, which are to leave then. There are no victims yet.
+    pub(crate) to_own: Option<Leaving>,
     /// Ranges that the agent was told to drop, in the second command.
     pub(crate) drops: Option<Vec<(Page, u32)>>,
-    /// Pages that stay because they are shared. The agent is told to make them the process's own, in the second command. They are in no
-    /// queue until the batch has ended.
+    /// Pages that stay because they are shared. They are in no queue until the batch has ended.
     pub(crate) shared: Vec<PageName>,
     pub(crate) command: u32,
     pub(crate) awaits: Awaits,
@@ -160,6 +183,15 @@ impl Batch {
     }
 }
 
+/// What came of an attempt for which no page could be claimed.
+pub(crate) fn refused_attempt(refused: Option<NoRoom>) -> Attempt {
+    match refused {
+        Some(NoRoom::Full) => Attempt::FarFull,
+        Some(NoRoom::NotYet) => Attempt::FarGrows,
+        None => Attempt::NoVictims,
+    }
+}
+
 /// Those that were offered and are not offered any more have been taken back.
 fn note_taken(victims: &mut [Victim], left: &[Page]) {
     for victim in victims.iter_mut().filter(|victim| victim.is_offered_back()) {
@@ -170,20 +202,19 @@ fn note_taken(victims: &mut [Victim], left: &[Page]) {
 }
 
 impl Evictor {
-    /// Begins to evict those of these pages (sorted) that can be.
-    pub(crate) fn begin(&mut self, space: &Arc<Space>, chosen: &[Chosen]) -> Attempt {
-        let Some(agent) = space.agent() else { return Attempt::NoVictims };
+    /// Begins to evict those of these pages that can be.
+    pub(crate) fn begin(&mut self, space: &Arc<Space>, leaving: Leaving) -> Attempt {
+        let Some(agent) = space.agent() else {
+            self.stay_owned(space, leaving);
+            return Attempt::NoVictims;
+        };
         let command = self.next_command();
-        let Claimed { victims, refused } = self.claim(space, chosen, command);
+        let Claimed { victims, refused } = self.claim(space, &leaving, command);
         if self.pager.far.slots().has_actions() {
             self.pager.flush_far();
         }
         if victims.is_empty() {
-            return match refused {
-                Some(NoRoom::Full) => Attempt::FarFull,
-                Some(NoRoom::NotYet) => Attempt::FarGrows,
-                None => Attempt::NoVictims,
-            };
+            return refused_attempt(refused);
         }
         Counters::add(&self.pager.stats.counters.batches, 1);
         let mut order = Order::default();
@@ -199,6 +230,7 @@ impl Evictor {
             space: space.clone(),
             agent,
             victims,
+            to_own: None,
             drops: None,
             shared: Vec::new(),
             command,
@@ -220,25 +252,27 @@ impl Evictor {
         Attempt::Begun(count)
     }
 
-    fn next_command(&mut self) -> u32 {
+    pub(crate) fn next_command(&mut self) -> u32 {
         self.command = self.command.wrapping_add(1).max(1);
         self.command
     }
 
     /// Claims those of the pages that are to go.
-    fn claim(&self, space: &Space, chosen: &[Chosen], command: u32) -> Claimed {
-        let mut victims = Vec::with_capacity(chosen.len());
-        let mut refused = None;
-        // Pages of this batch that will need a place in the staging memory.
-        let mut to_stage = 0;
-        let staging_pages = self.pager.far.staging().pages;
+    fn claim(&self, space: &Space, leaving: &Leaving, command: u32) -> Claimed {
+        let staging_pages = self.pager.far.staging().pages as usize;
         let mut table = space.lock();
+        let Claimed { mut victims, mut refused } = self.claim_shared(space, &mut table, &leaving.shared);
+        // Pages of this batch that will need a place in the staging memory.
+        let mut to_stage = victims.iter().filter(|victim| victim.is_staged()).count();
+        let mut unnamed = Vec::new();
         let mut slots = self.pager.far.slots();
         let mut replacement = self.pager.replacement.lock();
-        for &Chosen { page, is_retry } in chosen {
+        for &Chosen { page, is_retry } in &leaving.chosen {
             let entry = table.states.get(page).with_queued(false);
             table.states.set(page, entry);
-            if entry.state() != State::Resident || table.closed {
+            if entry.state() != State::Resident || entry.frame().is_some() || table.closed {
+                // It shares a frame since it was chosen, perhaps.
+                unnamed.extend(entry.frame());
                 continue;
             }
             let mut again = |entry: Entry| {
@@ -258,16 +292,8 @@ impl Evictor {
                     continue;
                 }
                 self.pager.habit.observe(false);
-                table.states.set(page, entry.with_state(State::EvictDrop));
-                victims.push(Victim {
-                    page,
-                    slot: Some(slot),
-                    clean: true,
-                    way: Way::Clean,
-                    is_retry,
-                    copy: 0,
-                    staged: None,
-                });
+                table.states.set(page, entry.with_eviction(State::EvictDrop, Some(slot)));
+                victims.push(Victim { is_retry, ..Victim::new(page, Some(slot), true, Way::Clean, 0) });
                 continue;
             }
             let (slot, direct) = match slots.take() {
@@ -290,32 +316,36 @@ impl Evictor {
                     continue;
                 }
             };
-            table.states.set(page, entry.with_state(State::EvictCopy).with_slot(None).with_kept(false));
-            let (slot, way) = (Some(slot), Way::Move);
-            victims.push(Victim { page, slot, clean: false, way, is_retry, copy, staged: None });
+            table.states.set(page, entry.with_eviction(State::EvictCopy, None));
+            victims.push(Victim { is_retry, ..Victim::new(page, Some(slot), false, Way::Move, copy) });
         }
         if !victims.is_empty() {
             table.command = command;
         }
+        drop((replacement, slots, table));
+        unnamed.into_iter().for_each(|frame| self.pager.put_back_frame(frame));
+        victims.sort_unstable_by_key(|victim| victim.page);
         Claimed { victims, refused }
     }
 
     /// Gives the pages that are to be copied, and not straight to a window, their places in the staging memory.
     /// False: another batch has pages there that are still to go back.
     fn stage(&self, victims: &mut [Victim]) -> bool {
-        let staging = self.pager.far.staging();
         let to_copy = victims.iter_mut().filter(|victim| victim.is_staged());
-        let is_free =
-            || !self.batches.iter().any(|batch| batch.victims.iter().any(|victim| victim.staged.is_some()));
         let mut free = None;
         for (place, victim) in (0u32..).zip(to_copy) {
-            if !*free.get_or_insert_with(is_free) {
+            if !*free.get_or_insert_with(|| self.is_staging_free()) {
                 return false;
             }
             victim.staged = Some(place);
-            victim.copy = staging.address + u64::from(place) * PAGE_BYTES;
+            victim.copy = self.pager.staging_place(place);
         }
         true
+    }
+
+    /// Whether no batch has pages in the staging memory.
+    pub(crate) fn is_staging_free(&self) -> bool {
+        !self.batches.iter().any(|batch| batch.victims.iter().any(|victim| victim.staged.is_some()))
     }
 
     /// Goes on with every batch whose agent has answered.
@@ -350,6 +380,10 @@ impl Evictor {
 
     /// Goes on with a batch whose agent has answered. False: it has to wait, and stands last now.
     pub(crate) fn resume(&mut self, mut batch: Batch) -> bool {
+        if let Some(leaving) = batch.to_own.take() {
+            self.owned(batch, leaving);
+            return true;
+        }
         let (mut done, answered) = match std::mem::replace(&mut batch.awaits, Awaits::Agent) {
             Awaits::Tables(done, since) => (done, Some(since)),
             Awaits::Staging(done) => (done, None),
@@ -403,7 +437,7 @@ impl Evictor {
     /// Ends evictions, and counts those whose pages have left. Returns the names of the pages that are shared: they are in no queue.
     fn end_and_count(&mut self, space: &Arc<Space>, victims: Vec<Victim>) -> Vec<PageName> {
         let left =
-            victims.iter().filter(|victim| !matches!(victim.way, Way::Stay | Way::Refused | Way::Unshare));
+            victims.iter().filter(|victim| !matches!(victim.way, Way::Stay | Way::Refused | Way::Shared));
         self.evicted(left.count() as u64);
         self.end(space, victims)
     }
@@ -467,7 +501,7 @@ impl Evictor {
                 ENOENT => Way::Absent,
                 // It is pinned, or another fork shares it.
                 EBUSY if victim.is_retry => Way::Stay,
-                EBUSY => Way::Unshare,
+                EBUSY => Way::Shared,
                 EINVAL if batch.agent.begun() > 0 => match writable() {
                     Some(false) if !batch.space.changes_unseen() => Way::Keep,
                     // Its mapping is locked, too, perhaps.
@@ -612,9 +646,9 @@ impl Evictor {
         note_taken(victims, &left);
     }
 
-    /// Has the kept victims dropped, whose contents are safe now, and others unshared.
+    /// Has the kept victims dropped, whose contents are safe now.
     fn drop_kept(&mut self, mut batch: Batch) {
-        let any = batch.victims.iter().any(|victim| matches!(victim.way, Way::Keep | Way::Unshare));
+        let any = batch.victims.iter().any(|victim| victim.way == Way::Keep);
         if !any {
             self.settle(batch);
             return;
@@ -627,7 +661,6 @@ impl Evictor {
                 let (now, entry) = table.states.operation(victim.page);
                 let is_there = now == victim.page && !entry.is_discarded() && !table.closed;
                 match victim.way {
-                    Way::Unshare if !is_there => victim.way = Way::Stay,
                     Way::Keep if !is_there || batch.space.changes_unseen() => victim.way = Way::Stay,
                     Way::Keep => {
                         if !victim.clean {
@@ -641,21 +674,9 @@ impl Evictor {
                     _ => {}
                 }
             }
-            // Beside others that are not over, a page could come to stand where the agent touches one: one that is to be dropped, or
-            // that is not there. The agent would find zeroes there.
-            let is_last = |victim: &Victim| victim.way != Way::Keep && !victim.way.goes_back();
-            let is_possible = batch.victims.iter().all(is_last);
-            for victim in batch.victims.iter_mut().filter(|victim| victim.way == Way::Unshare) {
-                if is_possible {
-                    extend(&mut order.unshare, victim.page);
-                } else {
-                    victim.way = Way::Stay;
-                }
-            }
-            if !(order.drop.is_empty() && order.unshare.is_empty()) {
+            if !order.drop.is_empty() {
                 table.command = command;
             }
-            table.touching = !order.unshare.is_empty();
             table.own_drops = order
                 .drop
                 .iter()
@@ -667,7 +688,7 @@ impl Evictor {
             batch.victims.drain(..).partition(|victim| victim.way == Way::Keep || victim.way.goes_back());
         batch.victims = left;
         batch.shared = self.end_and_count(&batch.space, over);
-        if order.drop.is_empty() && order.unshare.is_empty() {
+        if order.drop.is_empty() {
             self.settle(batch);
             return;
         }
@@ -706,6 +727,7 @@ impl Evictor {
                 if reported && is_here {
                     // It was the program that dropped exactly this range.
                     table.states.discard(page, page + 1, &mut self.pager.far.slots());
+                    self.pager.leave_frames(table);
                 }
                 Way::Stay
             };
@@ -730,8 +752,10 @@ impl Evictor {
         let poisoned = space.at_rest(space.uffd.poison(Space::address(page), PAGE_BYTES as usize));
         // Where the mappings are changing again, a thread that touches the page has it poisoned, unless it is there.
         if !matches!(poisoned, Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone)) {
+            let shares = table.states.get(page).frame().is_some();
             table.states.lost(page, &mut self.pager.far.slots());
-            self.pager.unreserve(space, 1);
+            self.pager.unreserve(space, u64::from(!shares));
+            self.pager.leave_frames(table);
             self.pager.say_once(
                 "dropped",
                 "a page that the program moved by a system call of its own was dropped in place of the one before: \
@@ -750,11 +774,15 @@ impl Evictor {
             self.batches.push(batch);
             return false;
         }
+        if let Some(leaving) = batch.to_own.take() {
+            self.stay_owned(&batch.space, leaving);
+        }
         let victims = std::mem::take(&mut batch.victims);
         batch.shared.extend(self.end_and_count(&batch.space, victims));
         {
             let mut table = batch.space.lock();
-            (table.command, table.touching) = (0, false);
+            table.command = 0;
+            table.touching.clear();
         }
         if !batch.shared.is_empty() {
             self.pager.replacement.lock().retry(batch.shared);
@@ -770,6 +798,9 @@ impl Evictor {
         }
         let counters = &self.pager.stats.counters;
         let mut endings = Vec::with_capacity(victims.len());
+        self.save_frames(space, &victims);
+        let frames = victims.iter().filter_map(|victim| victim.frame);
+        let left: Vec<Left> = frames.map(|frame| Left { frame, was_queued: true }).collect();
         {
             let mut slots = self.pager.far.slots();
             for victim in victims {
@@ -778,7 +809,7 @@ impl Evictor {
                     Way::Absent => victim.slot.filter(|_| victim.clean).map_or(Ending::Zero, Ending::Saved),
                     Way::Unread => Ending::Lost,
                     Way::Refused => Ending::Refused(victim.slot.filter(|_| victim.clean)),
-                    Way::Unshare => Ending::Shared(victim.slot.filter(|_| victim.clean)),
+                    Way::Shared => Ending::Shared(victim.slot.filter(|_| victim.clean)),
                     Way::Stay | Way::Back | Way::Taken | Way::Move | Way::Clean => {
                         Ending::Stays(victim.slot.filter(|_| victim.clean))
                     }
@@ -791,6 +822,8 @@ impl Evictor {
                 endings.push((victim.page, ending));
             }
         }
-        self.pager.end_operations(space, endings)
+        let shared = self.pager.end_operations(space, endings);
+        self.pager.frames_left(&left, Departure::Evicted);
+        shared
     }
 }

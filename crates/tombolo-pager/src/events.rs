@@ -145,15 +145,18 @@ impl Pager {
         gate: &Gate<'_>,
         changes: Option<u32>,
     ) {
-        let cancel = |table: &Table, in_operation: bool| {
-            if (in_operation || table.touching) && table.command != 0 {
+        let cancel = |table: &Table, is_void: bool| {
+            if is_void && table.command != 0 {
                 gate.cancel(table.command);
             }
         };
         let slots = &self.far;
         let discarded = match event {
             Event::Fault { .. } | Event::Unknown(_) => return,
-            Event::Fork(uffd) => return self.adopt(space, table, uffd),
+            Event::Fork(uffd) => {
+                space.stop_touching(table);
+                return self.adopt(space, table, uffd);
+            }
             Event::Remove { start, end } => {
                 if let Some(at) = table.own_drops.iter().position(|own| *own == (start, end)) {
                     table.own_drops.swap_remove(at);
@@ -164,8 +167,9 @@ impl Pager {
             Event::Unmap { start, end } => {
                 let unseen = space.note_change(gate.agent, changes);
                 let discarded = table.states.unmap(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.slots());
+                let touches = table.touches(start / PAGE_BYTES, end / PAGE_BYTES);
                 // What is being dropped by this command must not be met by the next change of this kind.
-                cancel(table, discarded.in_operation || unseen);
+                cancel(table, discarded.in_operation || unseen || touches);
                 discarded
             }
             Event::Remap { from, to, length } => {
@@ -173,7 +177,9 @@ impl Pager {
                 let (from, to, count) = (from / PAGE_BYTES, to / PAGE_BYTES, length / PAGE_BYTES);
                 let remapped = table.states.remap(from, to, count, &mut slots.slots());
                 self.unreserve(space, remapped.resident);
-                cancel(table, remapped.in_operation || unseen);
+                self.leave_frames(table);
+                let touches = table.touches(from, from + count) || table.touches(to, to + count);
+                cancel(table, remapped.in_operation || unseen || touches);
                 for page in remapped.wake {
                     space.wake_later(table, page, 1);
                 }
@@ -185,6 +191,7 @@ impl Pager {
         };
         Counters::add(&self.stats.counters.discarded_pages, discarded.pages);
         self.unreserve(space, discarded.resident);
+        self.leave_frames(table);
     }
 
     /// An event cannot be read: no descriptor is left for a forked child, whose parent waits.
@@ -294,24 +301,30 @@ impl Pager {
                 return;
             }
         };
-        let forked = table.states.fork(child.index, &mut self.far.slots());
+        let forked = {
+            let mut slots = self.far.slots();
+            table.states.fork(child.index, &mut slots, &mut self.sharing.frames())
+        };
+        self.leave_frames(table);
+        self.shared_by_fork(parent, &child, table, &forked);
         {
             let mut own = child.lock();
+            own.states = forked.table;
+            // It has not run yet.
+            self.protect_if_short(&child, &mut own);
             if own.closed {
                 // The fork has failed, and that was noticed already.
-                let mut slots = self.far.slots();
-                for slot in forked.table.all().iter().filter_map(|(_, entry)| entry.slot()) {
-                    slots.release(slot);
-                }
+                self.free_states(&mut own);
+                self.room.give_back(&child.account, child.account.pages());
                 return;
             }
-            own.states = forked.table;
-            for (page, entry) in own.states.all() {
-                if entry.state() == State::Resident {
-                    self.queue(&child, &mut own, page, None);
+            if forked.resident > 0 {
+                for (page, entry) in own.states.all() {
+                    if entry.state() == State::Resident && entry.frame().is_none() {
+                        self.queue(&child, &mut own, page, None);
+                    }
                 }
             }
-            self.room.take(&child.account, forked.resident);
         }
         // Only now: its faults are served by its table.
         if let Err(error) = self.poll_space(&child) {

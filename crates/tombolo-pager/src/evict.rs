@@ -8,14 +8,18 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tombolo_core::pager::{Attempt, Bounds, Cause, Eviction, PAGE_BYTES, Page, PageName, State, Step, View};
+use tombolo_core::pager::{
+    Attempt, Bounds, Cause, Eviction, Frame, PAGE_BYTES, Page, PageName, State, Step, View,
+};
 use tombolo_host::event;
 use tombolo_host::timing::pager as timing;
 
-use crate::batch::{BATCH, Batch};
+use crate::batch::{BATCH, Batch, Leaving};
 use crate::events::Fault;
 use crate::pager::Pager;
 use crate::placement::Placement;
+use crate::shared_out::Sharer;
+use crate::space::Space;
 
 /// Batches without a waiting fault after which less room is kept free.
 const CALM: u32 = 64;
@@ -81,14 +85,16 @@ impl Evictor {
         self.pager.evictor_thread.store(thread, Ordering::Relaxed);
         let (mut calm, mut waits) = (0, 0);
         while !self.pager.stopping.load(Ordering::Relaxed) {
+            self.pager.verify_now();
+            let shared_ns = self.pager.share_on().map_or(u64::MAX, ns);
             self.collect();
             self.pager.keeper.send_waiting();
             // What this thread puts off, no handler may look at.
             let put_off = self.pager.serve_deferred();
             let view = self.view(put_off);
             match self.eviction.next(&view) {
-                Step::Sleep { ns } => self.pager.evictor.wait(Duration::from_nanos(ns)),
-                Step::AwaitAgents { ns } => self.poll_agents(Duration::from_nanos(ns)),
+                Step::Sleep { ns } => self.pager.evictor.wait(Duration::from_nanos(ns.min(shared_ns))),
+                Step::AwaitAgents { ns } => self.poll_agents(Duration::from_nanos(ns.min(shared_ns))),
                 Step::Serve => self.serve_waiting(view.waiting),
                 Step::GiveUp { faults, cause } => self.give_up(faults, cause),
                 Step::MakeRoom => {
@@ -112,15 +118,16 @@ impl Evictor {
     }
 
     fn view(&self, put_off: bool) -> View {
-        let free = self.pager.room.free();
+        let (free, waiting) = (self.pager.room.free(), self.pager.waiting.lock().len());
         View {
             now_ns: self.now_ns(),
             is_short: free < self.pager.headroom_pages().cast_signed(),
             has_room: free > 0,
-            waiting: self.pager.waiting.lock().len(),
+            waiting,
             put_off,
             spaces: self.pager.spaces.read().len(),
             evictable: self.pager.room.evictable(),
+            awaits_agent: waiting > 0 && self.pager.spaces.read().values().any(|space| space.awaits_agent()),
         }
     }
 
@@ -170,6 +177,19 @@ impl Evictor {
         };
         for fault in hopeless {
             let Some(space) = self.pager.space(fault.space) else { continue };
+            if self.pager.shares_frame(&space, fault.page) {
+                // Its contents are here: a write to it needs a copy, and nothing else.
+                if self.pager.room.free() <= 0 {
+                    self.pager.room.allow(1);
+                }
+                self.pager.say_once(
+                    "full copies",
+                    "local and far memory are both full: the program exceeds --local by what it writes to memory that a fork has left shared; \
+                     lend more, or borrow more with --remote",
+                );
+                self.pager.serve_again(fault);
+                continue;
+            }
             self.pager.say_once(
                 "full",
                 "local and far memory are both full: the program gets SIGBUS; lend more, or borrow more with --remote",
@@ -182,9 +202,10 @@ impl Evictor {
 
     /// Takes names from the queues until `want` of them are to go, by space and in
     /// order. Spares those that were used, or came back quickly before.
-    /// Also returns how many were looked at.
-    fn select(&self, want: usize) -> (BTreeMap<u32, Vec<Chosen>>, usize) {
+    /// Also returns frames that are to go, which stand for what holds them, and how many names were looked at.
+    fn select(&self, want: usize) -> (BTreeMap<u32, Vec<Chosen>>, Vec<Frame>, usize) {
         let mut batches: BTreeMap<u32, Vec<Chosen>> = BTreeMap::new();
+        let mut frames = Vec::new();
         let (mut found, mut looked_at) = (0, 0);
         let mut names: Vec<(PageName, bool)> = Vec::with_capacity(BATCH);
         let mut spared = Vec::with_capacity(BATCH);
@@ -211,16 +232,27 @@ impl Evictor {
                     .map_or(names.len(), |more| at + more);
                 let run = &names[at..end];
                 at = end;
+                if name.frame().is_some() {
+                    let mut shared = self.pager.sharing.frames();
+                    let up = run.iter().filter_map(|(name, _)| name.frame());
+                    let before = frames.len();
+                    frames.extend(up.filter(|frame| shared.dequeue(*frame)));
+                    found += frames.len() - before;
+                    continue;
+                }
                 let Some(space) = self.pager.space(index) else { continue };
                 let mut table = space.lock();
                 // An agent without a command can be given one; without an agent, nothing leaves.
                 let able = space.has_agent() && table.command == 0;
-                // It has lost its agent, or may have none, and gets no other.
-                let gets_none = space.agent_refused.load(Ordering::Relaxed);
-                let stays = !space.has_agent() && (space.named_program().is_some() || gets_none);
+                let stays = !space.has_agent() && space.gets_no_agent();
                 for &(name, is_retry) in run {
                     let entry = table.states.get(name.page());
-                    if entry.state() != State::Resident || stays {
+                    if entry.frame().is_some() && (stays || (entry.lives() == 0 && !entry.is_referenced())) {
+                        // From now on the frame is chosen, or has a name of its own.
+                        table.states.set(name.page(), entry.with_queued(false));
+                        frames.extend(entry.frame());
+                        found += 1;
+                    } else if entry.state() != State::Resident || stays {
                         table.states.set(name.page(), entry.with_queued(false));
                     } else if !able {
                         spared.push(name);
@@ -239,36 +271,53 @@ impl Evictor {
                 replacement.reinsert(name);
             }
         }
-        (batches, looked_at)
+        frames.sort_unstable();
+        frames.dedup();
+        (batches, frames, looked_at)
     }
 
     /// Names that were taken and are not used come up again.
-    fn put_back_names(&self, space: u32, chosen: &[Chosen]) {
+    pub(crate) fn put_back(&self, space: &Space, leaving: Leaving) {
+        for Sharer { frame, place, .. } in leaving.shared {
+            if let Some((slot, _)) = place {
+                self.pager.far.slots().release(slot);
+            }
+            self.pager.put_back_frame(frame);
+        }
         let mut replacement = self.pager.replacement.lock();
-        for &Chosen { page, .. } in chosen {
-            replacement.reinsert(PageName::new(space, page));
+        for &Chosen { page, .. } in &leaving.chosen {
+            replacement.reinsert(PageName::new(space.index, page));
         }
     }
 
     /// Begins to evict from every space that has pages to give. Also returns how many names were looked at.
     fn make_room(&mut self) -> (Attempt, usize) {
         let short = self.pager.headroom_pages().cast_signed() - self.pager.room.free();
-        let (batches, looked_at) = self.select((short.max(0) as usize).clamp(BATCH / 2, BATCH));
+        let (batches, frames, looked_at) = self.select((short.max(0) as usize).clamp(BATCH / 2, BATCH));
         if looked_at == 0 {
             return (Attempt::NoVictims, 0);
         }
-        if batches.is_empty() {
+        if batches.is_empty() && frames.is_empty() {
             // All of them were spared this time.
             return (Attempt::Begun(0), looked_at);
         }
         let (mut begun, mut full, mut grows) = (0, false, false);
+        let mut all: BTreeMap<u32, Leaving> = {
+            let now_ns = self.now_ns();
+            self.pager.holders_of(&frames, |command| self.eviction.is_late(command, now_ns))
+        };
+        self.pager.verify_holders(&mut all);
         for (index, mut chosen) in batches {
-            let Some(space) = self.pager.space(index).filter(|space| space.has_agent()) else {
-                self.put_back_names(index, &chosen);
+            chosen.sort_unstable();
+            all.entry(index).or_default().chosen = chosen;
+        }
+        for (index, leaving) in all {
+            let Some(space) = self.pager.space(index) else {
+                // It has just ended. Others hold the frames.
+                leaving.shared.iter().for_each(|sharer| self.pager.put_back_frame(sharer.frame));
                 continue;
             };
-            chosen.sort_unstable();
-            match self.begin(&space, &chosen) {
+            match self.begin_or_own(&space, leaving) {
                 Attempt::Begun(count) => begun += count,
                 Attempt::FarFull => full = true,
                 Attempt::FarGrows => grows = true,
@@ -295,6 +344,10 @@ impl Pager {
                 break;
             }
             left -= space.lock().states.release_clean(left, &mut self.far.slots());
+        }
+        if left > 0 {
+            let mut slots = self.far.slots();
+            left -= self.sharing.frames().release_saved(left, &mut slots);
         }
         want as u64 - left
     }

@@ -33,6 +33,8 @@ mod requests;
 mod room;
 mod run;
 mod serve;
+mod shared_out;
+mod sharing;
 mod space;
 mod stats;
 mod unserved;

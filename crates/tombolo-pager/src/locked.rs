@@ -61,6 +61,7 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
+        debug_assert!(!self.table.states.has_left() || std::thread::panicking(), "frames were left unsaid");
         let wakes = std::mem::take(&mut self.table.wakes);
         // SAFETY: the guard is not used again: this is the end of `self`.
         unsafe { ManuallyDrop::drop(&mut self.table) };

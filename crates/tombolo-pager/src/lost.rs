@@ -7,8 +7,8 @@ use std::io;
 use std::time::Instant;
 
 use tombolo_core::pager::Page;
-use tombolo_host::process;
 use tombolo_host::timing::pager as timing;
+use tombolo_host::{pagemap, process};
 
 use crate::batch::{Awaits, Batch, Victim, Way};
 use crate::evict::Evictor;
@@ -122,7 +122,7 @@ fn what_was_dropped(pager: &Pager, batch: &Batch, drops: &[(Page, u32)], thread:
     };
     let (mut table, is_left, is_changing) = pager.look(&batch.space, |table| {
         let now = Space::address(table.states.operation(page).0);
-        Ok(process::hold_something(thread, [now])?.contains(&true))
+        Ok(pagemap::hold_something(thread, [now])?.contains(&true))
     })?;
     if is_changing || !process::has_thread(batch.agent.program.pid, thread) {
         return Ok(Told::NotYet);
@@ -146,9 +146,9 @@ fn what_was_moved(pager: &Pager, batch: &Batch, thread: u32) -> io::Result<Told>
     let staging = |index| batch.space.staging_address(index);
     let (_table, (stayed, moved), is_changing) = pager.look(&batch.space, |table| {
         let now = |victim: &Victim| Space::address(table.states.operation(victim.page).0);
-        let stayed = process::hold_something(thread, batch.victims.iter().map(now))?;
+        let stayed = pagemap::hold_something(thread, batch.victims.iter().map(now))?;
         let moved =
-            process::hold_something(thread, (0u32..).zip(&batch.victims).map(|(index, _)| staging(index)))?;
+            pagemap::hold_something(thread, (0u32..).zip(&batch.victims).map(|(index, _)| staging(index)))?;
         Ok((stayed, moved))
     })?;
     let mut is_clear = true;
@@ -176,7 +176,7 @@ pub(crate) fn found_moved(
     // Nobody changes what is there until the next command. Mostly nothing is.
     let staged = by_memory(batch, |process| {
         let address = |(index, _): &(usize, &Victim)| batch.space.staging_address(*index as u32);
-        process::hold_something(process, victims.iter().map(address))
+        pagemap::hold_something(process, victims.iter().map(address))
     })?;
     if !staged.contains(&true) {
         return Ok(staged);
@@ -184,7 +184,7 @@ pub(crate) fn found_moved(
     let found = by_memory(batch, |process| {
         let (_table, stayed, is_changing) = pager.look(&batch.space, |table| {
             let now = |(_, victim): &(usize, &Victim)| Space::address(table.states.operation(victim.page).0);
-            process::hold_something(process, victims.iter().map(now))
+            pagemap::hold_something(process, victims.iter().map(now))
         })?;
         // Another page may stand in its place, of which nothing is known yet.
         let is_unclear = stayed.iter().zip(&staged).any(|(stayed, staged)| *stayed && *staged);

@@ -1,9 +1,10 @@
 //! The pager's shared state, and what its threads have in common.
 //!
 //! Locks, in the order they may be taken: a space's table, its child's, then slots,
-//! then replacement. A space's table is locked while its events are read and its pages
+//! then frames, then replacement. A space's table is locked while its events are read and its pages
 //! are mapped, and while a handler waits for the gate: microseconds, and milliseconds
-//! where the agent has lost its processor. No lock is held while waiting for an agent's
+//! where the agent has lost its processor, where pages that a fork shares are verified, and where they are protected (10 ms for
+//! 2 GiB). No lock is held while waiting for an agent's
 //! answer or for a lender.
 
 use std::collections::{HashMap, VecDeque};
@@ -11,7 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, Replacement, State, TOUCH_MAX, WriteHabit};
+use tombolo_core::pager::{
+    Left, Outcome, PAGE_BYTES, Page, PageName, Replacement, State, TOUCH_MAX, WriteHabit,
+};
 use tombolo_host::process;
 use tombolo_host::sparse::Pages;
 use tombolo_host::uffd::{UffdError, Userfaultfd};
@@ -23,6 +26,7 @@ use crate::home::Home;
 use crate::keeper::Keeper;
 use crate::protocol::STAGING_PAGES;
 use crate::room::Room;
+use crate::sharing::{Departure, Sharing};
 use crate::space::{Program, Space, Table};
 use crate::stats::{Counters, Stats};
 use crate::unserved::Unserved;
@@ -47,6 +51,8 @@ pub type Notify = Box<dyn Fn(&str) + Send + Sync>;
 pub struct Pager {
     /// How much is resident, and how much may be, besides the staging area.
     pub room: Room,
+    /// Pages that forks share.
+    pub(crate) sharing: Sharing,
     /// Room that the evictor keeps free ahead of need.
     headroom_pages: AtomicU64,
     /// Where evicted pages go.
@@ -64,6 +70,10 @@ pub struct Pager {
     /// Most pages of local memory that the programs had besides what is served: mapped behind libc, or by
     /// processes without far memory.
     pub foreign_peak_pages: AtomicU64,
+    /// Most pages of shared memory that one process had, and of locked memory.
+    pub shared_peak_pages: AtomicU64,
+    /// See above.
+    pub locked_peak_pages: AtomicU64,
     /// Pages that were found lost when they were touched, since a lender was last said to be gone.
     pub(crate) lost_untold: AtomicU64,
     /// Programs whose memory is not served.
@@ -172,8 +182,10 @@ impl Pager {
         }
         let zeroes = Pages::new(TOUCH_MAX as usize * PAGE_BYTES as usize)?;
         zeroes.prefault();
+        let room = Room::new(limit_pages);
         Ok(Self {
-            room: Room::new(limit_pages),
+            sharing: Sharing::new(&room),
+            room,
             headroom_pages: AtomicU64::new(least_headroom(limit_pages)),
             far_prepared: AtomicBool::new(false),
             unwarned_batches: AtomicU32::new(0),
@@ -181,6 +193,8 @@ impl Pager {
             spaces: RwLock::new(HashMap::with_capacity(64)),
             next_space: AtomicU32::new(0),
             foreign_peak_pages: AtomicU64::new(0),
+            shared_peak_pages: AtomicU64::new(0),
+            locked_peak_pages: AtomicU64::new(0),
             lost_untold: AtomicU64::new(0),
             unserved_programs: Unserved::default(),
             waiting: Mutex::new(VecDeque::with_capacity(1024)),
@@ -268,6 +282,13 @@ impl Pager {
         }
     }
 
+    /// Closes the other spaces whose memory nobody has any more, of whose end nothing has been heard yet: what they shared is not shared any
+    /// more. Returns whether there were any.
+    pub(crate) fn close_others_unused(&self, own: &Space) -> bool {
+        let others = self.all_spaces().into_iter().filter(|space| space.index != own.index);
+        others.filter(|space| self.close_if_unused(space)).count() > 0
+    }
+
     /// Closes a space whose memory nobody has any more. Returns whether it did.
     pub fn close_if_unused(&self, space: &Arc<Space>) -> bool {
         if !space.is_unused() {
@@ -279,15 +300,7 @@ impl Pager {
                 return false;
             }
             table.closed = true;
-            let mut slots = self.far.slots();
-            let mut names = 0;
-            for (_, entry) in table.states.all() {
-                if let Some(slot) = entry.slot() {
-                    slots.release(slot);
-                }
-                names += usize::from(entry.is_queued());
-            }
-            drop(slots);
+            let names = self.free_states(&mut table);
             self.replacement.lock().ended(space.index, names);
             self.room.give_back(&space.account, space.account.pages());
         }
@@ -298,6 +311,32 @@ impl Pager {
         self.keeper.remove(space);
         self.evictor.ring();
         true
+    }
+
+    /// Gives everything up that the pages of a space have, which has ended. Returns how many of them stand in a queue.
+    pub(crate) fn free_states(&self, table: &mut Table) -> usize {
+        /// Others need the slots meanwhile.
+        const AT_ONCE: usize = 4096;
+        let mut names = 0;
+        for part in table.states.all().chunks(AT_ONCE) {
+            let mut left = Vec::new();
+            let mut slots = self.far.slots();
+            for (_, entry) in part {
+                if let Some(slot) = entry.slot() {
+                    slots.release(slot);
+                }
+                left.extend(entry.frame().map(|frame| Left { frame, was_queued: entry.is_queued() }));
+                names += usize::from(entry.is_queued());
+            }
+            drop(slots);
+            self.frames_left(&left, Departure::Ended);
+        }
+        names
+    }
+
+    /// Where a page of the staging memory is.
+    pub(crate) fn staging_place(&self, place: u32) -> u64 {
+        self.far.staging().address + u64::from(place) * PAGE_BYTES
     }
 
     /// A program that cannot go on rightly does not go on.
@@ -436,7 +475,8 @@ impl Pager {
         {
             self.far.prepare();
         }
-        if self.room.free() <= (self.headroom_pages() / 2).cast_signed() {
+        let watermark = (self.headroom_pages() / 2).max(self.sharing.watermark_pages());
+        if self.room.free() <= watermark.cast_signed() {
             self.evictor.ring();
         }
         granted
@@ -509,15 +549,30 @@ impl Pager {
     /// Local memory of the programs that is not served: said once it is more than the limit.
     pub fn watch_foreign_memory(&self) {
         const LEAST_BYTES: u64 = 64 << 20;
-        let mut foreign = 0;
+        // What is shared is there once, however many processes have it.
+        let (mut foreign, mut most_shared) = (0, 0);
         for space in self.all_spaces() {
             if let Some(agent) = space.agent()
-                && let Some(bytes) = process::anonymous_bytes(agent.program.pid)
+                && let Some(memory) = process::local_memory(agent.program.pid)
             {
-                foreign += (bytes / PAGE_BYTES).saturating_sub(space.account.pages());
+                let shared = space.lock().states.shared_pages();
+                foreign +=
+                    (memory.anonymous_bytes / PAGE_BYTES).saturating_sub(space.account.pages() + shared);
+                most_shared = most_shared.max(memory.shared_bytes);
+                self.locked_peak_pages.fetch_max(memory.locked_bytes / PAGE_BYTES, Ordering::Relaxed);
             }
         }
+        self.shared_peak_pages.fetch_max(most_shared / PAGE_BYTES, Ordering::Relaxed);
         self.foreign_peak_pages.fetch_max(foreign, Ordering::Relaxed);
+        if most_shared > LEAST_BYTES.max(self.room.limit_pages() * PAGE_BYTES) {
+            self.say_once(
+                "shared",
+                &format!(
+                    "a process has {} MiB of shared memory (as PostgreSQL's shared buffers are): it stays local, besides --local",
+                    most_shared >> 20
+                ),
+            );
+        }
         let bytes = foreign * PAGE_BYTES;
         if bytes > LEAST_BYTES.max(self.room.limit_pages() * PAGE_BYTES) {
             self.say_once(

@@ -14,8 +14,8 @@ use tombolo_host::uffd::UffdError;
 use crate::fitness::Reason;
 use crate::pager::Pager;
 use crate::protocol::{
-    ATTACH_PAGE, Answer, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, LOCALISE_ANONYMOUS,
-    NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request, UNSERVED,
+    ATTACH_PAGE, Answer, CONTROL_PAGES, FORKING, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE,
+    LOCALISE_ANONYMOUS, NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request, UNSERVED,
 };
 use crate::serve::{NotBrought, Step};
 use crate::space::{Space, Table};
@@ -169,6 +169,10 @@ impl Pager {
             (GUARDED, Some(end)) => {
                 self.discard_guarded(space, table, start / PAGE_BYTES, end.div_ceil(PAGE_BYTES))
             }
+            (FORKING, _) => {
+                self.protect_for_fork(space, table);
+                Answer { served: 1, ..Answer::default() }
+            }
             (UNSERVED, _) => self.note_unserved(space, table, start, length),
             _ => Answer::default(),
         };
@@ -220,6 +224,7 @@ impl Pager {
         }
         let discarded = table.states.register(first, end, &mut self.far.slots());
         self.unreserve(space, discarded.resident);
+        self.leave_frames(table);
         Answer { served: 1, ..Answer::default() }
     }
 
@@ -378,6 +383,7 @@ impl Pager {
         let discarded = table.states.unregister(first, end, &mut self.far.slots());
         Counters::add(&self.stats.counters.localised_pages, discarded.resident);
         self.unreserve(space, discarded.resident);
+        self.leave_frames(table);
     }
 
     /// The program has installed guards: what was there is given up, and what is on its way is not mapped.
@@ -385,6 +391,7 @@ impl Pager {
         let discarded = table.states.discard(first, end, &mut self.far.slots());
         Counters::add(&self.stats.counters.discarded_pages, discarded.pages);
         self.unreserve(space, discarded.resident);
+        self.leave_frames(table);
         Answer { served: 1, ..Answer::default() }
     }
 }

@@ -26,7 +26,8 @@ pub struct Room {
     limit_pages: u64,
     allowance: AtomicU64,
     limited: AtomicU64,
-    unlimited: AtomicU64,
+    /// Limited or not: one number, so that pages that pass from one kind to the other are seen once.
+    resident: AtomicU64,
     peak: AtomicU64,
 }
 
@@ -40,7 +41,7 @@ impl Room {
             limit_pages,
             allowance: AtomicU64::new(0),
             limited: AtomicU64::new(0),
-            unlimited: AtomicU64::new(0),
+            resident: AtomicU64::new(0),
             peak: AtomicU64::new(0),
         }
     }
@@ -52,7 +53,7 @@ impl Room {
 
     /// Pages resident now, of all spaces.
     pub fn resident(&self) -> u64 {
-        self.limited.load(Ordering::Relaxed) + self.unlimited.load(Ordering::Relaxed)
+        self.resident.load(Ordering::Relaxed)
     }
 
     /// Pages that can be evicted.
@@ -82,23 +83,26 @@ impl Room {
             });
             before.map_or(0, |before| want.min(most.saturating_sub(before)))
         } else {
-            self.unlimited.fetch_add(want, Ordering::Relaxed);
             want
         };
         state.pages += granted;
-        drop(state);
-        self.peak.fetch_max(self.resident(), Ordering::Relaxed);
+        self.add_resident(granted);
         granted
     }
 
     /// Claims room for pages that must have it.
     pub fn take(&self, account: &Account, pages: u64) {
         let mut state = account.0.lock();
-        let all = if state.limited { &self.limited } else { &self.unlimited };
-        all.fetch_add(pages, Ordering::Relaxed);
+        if state.limited {
+            self.limited.fetch_add(pages, Ordering::Relaxed);
+        }
         state.pages += pages;
-        drop(state);
-        self.peak.fetch_max(self.resident(), Ordering::Relaxed);
+        self.add_resident(pages);
+    }
+
+    fn add_resident(&self, pages: u64) {
+        let before = self.resident.fetch_add(pages, Ordering::Relaxed);
+        self.peak.fetch_max(before + pages, Ordering::Relaxed);
     }
 
     /// Gives claimed room back.
@@ -109,9 +113,36 @@ impl Room {
         let mut state = account.0.lock();
         debug_assert!(state.pages >= pages, "{} of {}", pages, state.pages);
         let pages = pages.min(state.pages);
-        let all = if state.limited { &self.limited } else { &self.unlimited };
-        all.fetch_sub(pages, Ordering::Relaxed);
+        if state.limited {
+            self.limited.fetch_sub(pages, Ordering::Relaxed);
+        }
         state.pages -= pages;
+        self.resident.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    /// Pages that one account has claimed are another's from now on. At no time do they count twice.
+    pub fn pass(&self, from: &Account, to: &Account, pages: u64) {
+        let (pages, was_limited) = {
+            let mut state = from.0.lock();
+            debug_assert!(state.pages >= pages, "{} of {}", pages, state.pages);
+            let pages = pages.min(state.pages);
+            state.pages -= pages;
+            (pages, state.limited)
+        };
+        let mut state = to.0.lock();
+        state.pages += pages;
+        if state.limited != was_limited {
+            self.count_limited(state.limited, pages);
+        }
+    }
+
+    /// So many pages are limited from now on, or are not any more.
+    fn count_limited(&self, limited: bool, pages: u64) {
+        if limited {
+            self.limited.fetch_add(pages, Ordering::Relaxed);
+        } else {
+            self.limited.fetch_sub(pages, Ordering::Relaxed);
+        }
     }
 
     /// Whether the pages of an account can be evicted, from now on.
@@ -119,10 +150,7 @@ impl Room {
         let mut state = account.0.lock();
         if state.limited != limited {
             state.limited = limited;
-            let (from, to) =
-                if limited { (&self.unlimited, &self.limited) } else { (&self.limited, &self.unlimited) };
-            from.fetch_sub(state.pages, Ordering::Relaxed);
-            to.fetch_add(state.pages, Ordering::Relaxed);
+            self.count_limited(limited, state.pages);
         }
     }
 
@@ -168,6 +196,21 @@ mod tests {
         room.give_back(&second, 100);
         room.give_back(&first, 4);
         assert_eq!((room.free(), room.peak()), (4, 110));
+    }
+
+    #[test]
+    fn what_is_passed_on_counts_once() {
+        let room = Room::new(10);
+        let [first, second, unlimited] = [(); 3].map(|()| Account::default());
+        room.set_limited(&first, true);
+        room.set_limited(&second, true);
+        room.take(&first, 10);
+        room.pass(&first, &second, 6);
+        assert_eq!((first.pages(), second.pages(), room.free(), room.peak()), (4, 6, 0, 10));
+        room.pass(&second, &unlimited, 5);
+        assert_eq!((second.pages(), unlimited.pages(), room.free(), room.resident()), (1, 5, 5, 10));
+        room.pass(&unlimited, &first, 5);
+        assert_eq!((first.pages(), room.free(), room.peak()), (9, 0, 10));
     }
 
     #[test]

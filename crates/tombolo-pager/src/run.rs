@@ -386,7 +386,13 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
         elapsed,
         counters: {
             let mut counters = pager.stats.counters.all();
-            counters.push(("foreign_pages", pager.foreign_peak_pages.load(Ordering::Relaxed)));
+            for (name, peak) in [
+                ("foreign_pages", &pager.foreign_peak_pages),
+                ("shared_memory_pages", &pager.shared_peak_pages),
+                ("locked_pages", &pager.locked_peak_pages),
+            ] {
+                counters.push((name, peak.load(Ordering::Relaxed)));
+            }
             counters.push(("resident_peak", pager.room.peak()));
             counters.push(("overdraft_pages", pager.room.peak().saturating_sub(pager.room.limit_pages())));
             counters

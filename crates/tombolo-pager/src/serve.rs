@@ -113,7 +113,14 @@ impl Pager {
             Decision::ZeroAgain => self.zero_again(space, table, page),
             Decision::Fetch(slot) => self.fetch(space, table, fault, slot, agent),
             Decision::FetchAgain(slot) => self.fetch_again(space, table, fault, slot),
-            Decision::Unprotect => self.unprotect(space, table, page, access.agent),
+            Decision::Unprotect => self.unprotect(space, table, page),
+            Decision::Copy(frame) => self.copy_shared(space, table, fault, frame),
+            Decision::SharedAgain => {
+                if self.shared_is_absent(space, table, page) {
+                    return self.try_serve(space, table, fault);
+                }
+                Step::Done
+            }
             Decision::Poison => self.poison_now(space, table, page),
         }
     }
@@ -410,7 +417,7 @@ impl Pager {
 
     /// Claims room for up to `want` pages. The agent is never refused: an
     /// eviction may be waiting for it.
-    fn reserve_for(&self, space: &Space, agent: bool, want: u64) -> u64 {
+    pub(crate) fn reserve_for(&self, space: &Space, agent: bool, want: u64) -> u64 {
         let granted = self.reserve(space, want);
         if granted > 0 || !agent {
             return granted;
@@ -419,7 +426,7 @@ impl Pager {
         1
     }
 
-    fn wait_for_room(&self, fault: Fault) {
+    pub(crate) fn wait_for_room(&self, fault: Fault) {
         Counters::add(&self.stats.counters.room_waits, 1);
         self.widen_headroom();
         self.waiting.lock().push_back(fault);
@@ -449,8 +456,8 @@ impl Pager {
         }
     }
 
-    /// A write to a protected page: the program's, or its agent's, which makes it the process's own.
-    fn unprotect(&self, space: &Arc<Space>, table: &mut Table, page: Page, is_agent: bool) -> Step {
+    /// A write to a protected page.
+    fn unprotect(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         match space.unprotect(table, page) {
             Err(UffdError::Again(_)) => return Step::Again,
             Err(_) => {
@@ -459,7 +466,7 @@ impl Pager {
             Ok(()) => {}
         }
         // From now on the page may differ from its slot.
-        if table.states.written(page, !is_agent, &mut self.far.slots()) && !is_agent {
+        if table.states.written(page, &mut self.far.slots()) {
             Counters::add(&self.stats.counters.write_faults, 1);
             self.habit.observe(true);
         }

@@ -14,7 +14,7 @@ use tombolo_core::pager::{PAGE_BYTES, Page, Prefetch, Table as States, Touches};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::{UffdError, Userfaultfd};
-use tombolo_host::{event, process};
+use tombolo_host::{event, pagemap, process};
 
 use crate::events::Fault;
 use crate::locked::{Locked, Wakes};
@@ -38,8 +38,8 @@ pub struct Table {
     pub touches: Touches,
     /// Number of the command that the agent has and has not answered; 0: none.
     pub command: u32,
-    /// The command has the agent touch pages that are in no operation.
-    pub touching: bool,
+    /// Pages, in no operation, that this command has the agent touch: spans in order.
+    pub touching: Vec<(Page, u32)>,
     /// Ranges of that command which the agent drops: the kernel will report each as if the program did it.
     pub own_drops: Vec<(u64, u64)>,
     /// Pages that were lost while they were being fetched, since a lender was last said to be gone.
@@ -68,8 +68,16 @@ pub struct Order {
     pub move_out: Vec<(Page, u32)>,
     /// Drop these.
     pub drop: Vec<(Page, u32)>,
-    /// Undo the sharing of these.
-    pub unshare: Vec<(Page, u32)>,
+    /// Make these the process's own.
+    pub own: Vec<(Page, u32)>,
+}
+
+impl Table {
+    /// Whether the agent's command has it touch pages of `[first, end)`.
+    pub fn touches(&self, first: Page, end: Page) -> bool {
+        let at = self.touching.partition_point(|&(from, count)| from + u64::from(count) <= first);
+        self.touching.get(at).is_some_and(|&(from, _)| from < end)
+    }
 }
 
 /// Adds a page to a list of spans, joining it to the last where they touch.
@@ -243,7 +251,14 @@ pub struct Gate<'a> {
 impl Gate<'_> {
     /// No part of this command that was not begun is carried out any more.
     pub fn cancel(&self, command: u32) {
-        if let Some(word) = self.agent.and_then(|agent| agent.word(CANCELLED_OFFSET)) {
+        if let Some(agent) = self.agent {
+            Self::cancel_by(agent, command);
+        }
+    }
+
+    /// The same, where what has begun may go on.
+    fn cancel_by(agent: &Agent, command: u32) {
+        if let Some(word) = agent.word(CANCELLED_OFFSET) {
             word.store(command, Ordering::Release);
         }
     }
@@ -396,6 +411,19 @@ impl Space {
         self.has_agent.load(Ordering::Acquire)
     }
 
+    /// Whether one without an agent gets none any more: it has lost its agent, or may have none.
+    pub fn gets_no_agent(&self) -> bool {
+        self.agent_refused.load(Ordering::Relaxed) || self.named_program().is_some()
+    }
+
+    /// Whether its first agent is expected to say hello: it was forked just now.
+    pub fn awaits_agent(&self) -> bool {
+        !self.has_agent()
+            && !self.gets_no_agent()
+            && !self.ending.load(Ordering::Relaxed)
+            && self.began.elapsed() <= timing::AGENT_HELLO_LATE
+    }
+
     /// An agent serves this space from now on.
     pub fn attach(&self, agent: Arc<Agent>) {
         *self.program.lock() = Some(agent.program.clone());
@@ -467,6 +495,15 @@ impl Space {
         Some(Gate { agent })
     }
 
+    /// The agent touches no further pages that are in no operation: a fork shares them, and to touch one makes a copy.
+    pub fn stop_touching(&self, table: &Table) {
+        if !table.touching.is_empty()
+            && let Some(agent) = self.agent()
+        {
+            Gate::cancel_by(&agent, table.command);
+        }
+    }
+
     /// Whether the memory, or its program, has ended.
     pub fn has_ended(&self, program: &Program) -> bool {
         self.ending.load(Ordering::Acquire) || process::has_ended(&program.pidfd)
@@ -502,7 +539,7 @@ impl Space {
     /// Whether a page is there, by the page tables. `None`: they cannot be looked at now.
     pub fn holds(&self, page: Page) -> Option<bool> {
         let program = self.named_program()?;
-        let held = self.by_program(&program, |thread| process::hold_something(thread, [Self::address(page)]));
+        let held = self.by_program(&program, |thread| pagemap::hold_something(thread, [Self::address(page)]));
         held.ok()??.ok()?.first().copied()
     }
 
@@ -526,10 +563,10 @@ impl Space {
         }
         buffer.clear();
         buffer.extend_from_slice(&number.to_ne_bytes());
-        for count in [order.move_out.len(), order.drop.len(), order.unshare.len()] {
+        for count in [order.move_out.len(), order.drop.len(), order.own.len()] {
             buffer.extend_from_slice(&(count as u32).to_ne_bytes());
         }
-        for &(first, count) in order.move_out.iter().chain(&order.drop).chain(&order.unshare) {
+        for &(first, count) in order.move_out.iter().chain(&order.drop).chain(&order.own) {
             buffer.extend_from_slice(&Self::address(first).to_ne_bytes());
             buffer.extend_from_slice(&(u64::from(count) * PAGE_BYTES).to_ne_bytes());
         }

@@ -65,6 +65,10 @@ counters! {
     unseen_drops,
     /// Forks followed.
     forks,
+    /// Pages that a fork shared and a process wrote to.
+    fork_copies,
+    /// Pages that a fork shared and that left a process.
+    shared_drops,
     /// Address spaces served.
     spaces,
     /// Pages lost with a lender.

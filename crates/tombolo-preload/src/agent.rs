@@ -283,6 +283,8 @@ pub struct Held {
     program: usize,
     /// Address of the gate.
     pub gate: usize,
+    /// The agent's own process number, as it sees it.
+    pub own_number: u32,
 }
 
 /// Sends or receives one message with descriptors; returns the bytes.
@@ -381,7 +383,9 @@ fn introduce() -> Result<Held, i32> {
     let userfaultfd = made.or_else(|_| usize::try_from(received).map_err(|_| libc::EBADF))?;
     // SAFETY: the gate's own descriptor is not needed once it is mapped and sent.
     let _ = unsafe { call(libc::SYS_close, [file, 0, 0, 0, 0, 0]) };
-    Ok(Held { socket, userfaultfd, program, gate })
+    // SAFETY: takes nothing.
+    let own_number = unsafe { call(libc::SYS_getpid, [0; 6]) }? as u32;
+    Ok(Held { socket, userfaultfd, program, gate, own_number })
 }
 
 /// Of all privileges only that of ending the program remains, which may have another user by then. Taking another user itself would make the
@@ -484,11 +488,10 @@ impl Filter {
 fn limit_system_calls(held: &Held) {
     let mut filter = Filter::new();
     filter.allow(libc::SYS_ioctl, &[Is(low(0), held.userfaultfd as u32), Is(low(1), commands::MOVE as u32)]);
-    for advice in
-        [libc::MADV_DONTNEED, libc::MADV_POPULATE_WRITE, control::GUARD_INSTALL, control::GUARD_REMOVE]
-    {
+    for advice in [libc::MADV_DONTNEED, control::GUARD_INSTALL, control::GUARD_REMOVE] {
         filter.allow(libc::SYS_madvise, &[Is(low(2), advice as u32)]);
     }
+    filter.allow(libc::SYS_process_vm_readv, &[Is(low(0), held.own_number)]);
     let (start, length) = control::area();
     let area = [Is(low(0), start as u32), Is(high(0), (start >> 32) as u32), Is(low(1), length as u32)];
     filter.allow(libc::SYS_munlock, &area);

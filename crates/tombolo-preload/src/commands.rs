@@ -48,17 +48,14 @@ pub fn obey(held: &Held) -> End {
         if command.number == 0 {
             return End::NothingToServe;
         }
-        let (move_out, drop, unshare) =
-            (command.move_out as usize, command.drop as usize, command.unshare as usize);
+        let (move_out, drop, own) = (command.move_out as usize, command.drop as usize, command.own as usize);
         let mut done =
             Done { number: command.number, dropped: 0, moved: [libc::EINVAL as u8; STAGING_PAGES] };
-        if drop.max(move_out).max(unshare) <= SPANS_MAX
-            && count >= HEADER + (drop + move_out + unshare) * SPAN
-        {
+        if drop.max(move_out).max(own) <= SPANS_MAX && count >= HEADER + (drop + move_out + own) * SPAN {
             let spans = buffer + HEADER;
             move_pages(held, command.number, spans, move_out, &mut done.moved);
             done.dropped = drop_pages(held, command.number, spans + move_out * SPAN, drop) as u32;
-            unshare_pages(held, command.number, spans + (move_out + drop) * SPAN, unshare);
+            own_pages(held, command.number, spans + (move_out + drop) * SPAN, own);
         }
         let pointer = core::ptr::from_ref(&done) as usize;
         let flags = libc::MSG_NOSIGNAL as usize;
@@ -235,18 +232,37 @@ fn move_some(held: &Held, target: usize, source: usize, pages: usize) -> (usize,
     }
 }
 
-/// Pages unshared before it is looked whether the command was cancelled: another mapping may stand there by then.
-const PAGES_UNSHARED_AT_ONCE: usize = 16;
+/// Pages that are made this process's own by one system call. Before each it is looked whether the command was cancelled: another mapping may
+/// stand there by then.
+const PAGES_OWNED_AT_ONCE: usize = 64;
 
-/// Makes pages this process's own that a fork left shared.
-fn unshare_pages(held: &Held, command: u32, spans: usize, count: usize) {
-    const BYTES: usize = PAGES_UNSHARED_AT_ONCE * PAGE_BYTES;
+/// Makes pages this process's own that a fork shares, or has shared: the kernel moves no other. It does so with a page that is pinned to be
+/// read, and leaves its write protection as it is.
+fn own_pages(held: &Held, command: u32, spans: usize, count: usize) {
+    let mut bytes = [0u8; PAGES_OWNED_AT_ONCE];
     for (start, length) in (0..count).map(|index| span(spans, index)) {
-        for offset in (0..length).step_by(BYTES) {
+        let end = start + length;
+        let mut at = start;
+        while at < end {
             if through_gate(held, command, || ()).is_none() {
                 return;
             }
-            let _ = sys::advise(start + offset, BYTES.min(length - offset), libc::MADV_POPULATE_WRITE);
+            let mut pages = [[0usize; 2]; PAGES_OWNED_AT_ONCE];
+            let mut count = 0;
+            for (page, address) in pages.iter_mut().zip((at..end).step_by(PAGE_BYTES)) {
+                *page = [address, 1];
+                count += 1;
+            }
+            let local = [core::ptr::from_mut(&mut bytes) as usize, count];
+            let local = core::ptr::from_ref(&local) as usize;
+            let remote = core::ptr::from_ref(&pages) as usize;
+            // SAFETY: the bytes and both lists outlive the call; what it reads of the program, the kernel checks.
+            let read = unsafe {
+                call(libc::SYS_process_vm_readv, [held.own_number as usize, local, 1, remote, count, 0])
+            };
+            // One that cannot be read is skipped.
+            let read = read.unwrap_or(0).min(count);
+            at += (read + usize::from(read < count)) * PAGE_BYTES;
         }
     }
 }

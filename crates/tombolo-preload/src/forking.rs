@@ -10,7 +10,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::protocol::PAGE_BYTES;
+use crate::protocol::{FORKING, PAGE_BYTES};
 use crate::timing::RECHECK_MS;
 use crate::{agent, control, heap, memory, sys};
 
@@ -37,6 +37,8 @@ extern "C" fn before() {
     }
     if memory::hold_for_fork() {
         bits |= HOLDS_CHANGES;
+        // What is written after the fork takes local memory, of which the supervisor hears where it is protected.
+        let _ = control::ask(FORKING, 0, 0);
     }
     let forks = heap::forks();
     forks.set(forks.get() << BITS | bits);

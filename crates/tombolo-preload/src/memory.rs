@@ -236,6 +236,10 @@ pub extern "C" fn mremap(
     as_pointer(remapped)
 }
 
+/// A kernel that merges no pages (KSM) says this. One that does forgets the write protection of those that it merges: what the program
+/// writes to them would be known to nobody.
+const NO_MERGING: c_int = libc::EINVAL;
+
 /// Gives advice. Of some, the kernel reports nothing: far memory becomes local before.
 fn advise(start: usize, length: usize, advice: c_int) -> sys::Result {
     match advice {
@@ -248,6 +252,7 @@ fn advise(start: usize, length: usize, advice: c_int) -> sys::Result {
             make_local(LOCALISE_ANONYMOUS, start, length)?;
             sys::advise(start, length, advice)
         }
+        libc::MADV_MERGEABLE if start::far() => Err(NO_MERGING),
         _ => sys::advise(start, length, advice),
     }
 }
@@ -320,7 +325,8 @@ pub extern "C" fn process_madvise(
         unsafe { sys::call(libc::SYS_process_madvise, arguments) }
     };
     let pieces = pieces as usize;
-    let is_prepared = start::far() && matches!(advice, GUARD_INSTALL | GUARD_REMOVE | libc::MADV_WIPEONFORK);
+    let is_prepared = start::far()
+        && matches!(advice, GUARD_INSTALL | GUARD_REMOVE | libc::MADV_WIPEONFORK | libc::MADV_MERGEABLE);
     // Without pieces it does nothing, and is refused if it is not for this process.
     let advised = if is_prepared && call(0, 0, advice).is_ok() {
         // The kernel takes no more of the number.
@@ -335,6 +341,20 @@ pub extern "C" fn process_madvise(
         call(pieces, count, advice)
     };
     with_errno(advised) as ssize_t
+}
+
+/// A process that has far memory has none of its memory merged (see [`NO_MERGING`]).
+///
+/// The variadic arguments arrive in their registers whether they were passed or not.
+#[unsafe(no_mangle)]
+pub extern "C" fn prctl(option: c_int, second: usize, third: usize, fourth: usize, fifth: usize) -> c_int {
+    let result = if option == sys::SET_MEMORY_MERGE && second != 0 && start::far() {
+        Err(NO_MERGING)
+    } else {
+        // SAFETY: what a program may pass to prctl(2) is the program's business.
+        unsafe { sys::call(libc::SYS_prctl, [option as usize, second, third, fourth, fifth, 0]) }
+    };
+    with_errno(result) as c_int
 }
 
 /// `UFFDIO_REGISTER`.

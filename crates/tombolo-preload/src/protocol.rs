@@ -19,7 +19,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:SOCKET`.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
@@ -103,6 +103,8 @@ pub const GUARDED: u64 = 5;
 /// A program is about to be executed that cannot be served. `start` is the address of its path, which ends in a zero and lies in the library's
 /// own memory, or 0; `length` is the number of the reason (`fitness::Reason`).
 pub const UNSERVED: u64 = 7;
+/// A fork begins. Where room is short, what the child is to share is write-protected when the answer comes.
+pub const FORKING: u64 = 8;
 
 /// The answer, at the start of a page of the control area.
 #[repr(C)]
@@ -149,7 +151,7 @@ pub const BEGUN_OFFSET: usize = 192;
 pub const GATE_BYTES: usize = 4096;
 
 /// Header of a message to the agent. Spans follow, each a start address and a
-/// length in bytes (two u64): first those to move, then to drop, then to unshare.
+/// length in bytes (two u64): first those to move, then to drop, then to make own.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Command {
@@ -160,8 +162,8 @@ pub struct Command {
     pub move_out: u32,
     /// Ranges to drop.
     pub drop: u32,
-    /// Ranges to make this process's own (copy-on-write sharing is undone).
-    pub unshare: u32,
+    /// Ranges to make this process's own, where a fork shares them.
+    pub own: u32,
 }
 
 /// Most spans in one command.

@@ -97,6 +97,8 @@ fn set_up() -> Option<()> {
         complain(error);
         return None;
     }
+    // The program that has executed this one may have asked for it.
+    sys::merge_no_memory();
     Some(())
 }
 

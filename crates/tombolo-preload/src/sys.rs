@@ -106,6 +106,15 @@ pub fn advise(address: usize, length: usize, advice: i32) -> Result {
     unsafe { call(libc::SYS_madvise, [address, length, advice as usize, 0, 0, 0]) }
 }
 
+/// `PR_SET_MEMORY_MERGE`.
+pub const SET_MEMORY_MERGE: i32 = 67;
+
+/// The kernel merges no pages of this process with equal ones, from now on.
+pub fn merge_no_memory() {
+    // SAFETY: changes nothing that this process can see, but that its pages are its own. A kernel that does not merge refuses.
+    let _ = unsafe { call(libc::SYS_prctl, [SET_MEMORY_MERGE as usize, 0, 0, 0, 0, 0]) };
+}
+
 /// Whether something is mapped everywhere in a range of whole pages.
 pub fn is_mapped(address: usize, length: usize) -> bool {
     const PAGES: usize = 1024;

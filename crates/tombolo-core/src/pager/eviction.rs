@@ -8,7 +8,7 @@
 //! - A fault that waits for room is served, or given up within the bounds of [`Bounds`]: it never hangs.
 //! - The limit does not give way, and no fault ends in SIGBUS, before an attempt to evict that began after the
 //!   fault has failed; nor while an agent works on a command that it got less than
-//!   [`Bounds::agent_frozen_ns`] ago, unless no page has left for even longer.
+//!   [`Bounds::agent_frozen_ns`] ago, or is about to begin, unless no page has left for even longer.
 //! - Steps that achieve nothing are followed by a sleep: the evictor does not take the processor of an agent
 //!   that it waits for.
 
@@ -58,6 +58,8 @@ pub struct View {
     pub spaces: usize,
     /// Pages that count against the limit.
     pub evictable: u64,
+    /// A forked child is about to get its agent: until then, what it shares with others cannot leave.
+    pub awaits_agent: bool,
 }
 
 /// The next step.
@@ -172,6 +174,12 @@ impl Eviction {
         self.commands.remove(&command);
     }
 
+    /// Whether an agent has had this command for long.
+    pub fn is_late(&self, command: u32, now_ns: u64) -> bool {
+        let since_ns = self.commands.get(&command).map_or(now_ns, |command| command.since_ns);
+        now_ns.saturating_sub(since_ns) > self.bounds.agent_late_ns
+    }
+
     /// Pages have left.
     pub fn evicted(&mut self, pages: u64, now_ns: u64) {
         if pages > 0 {
@@ -219,6 +227,7 @@ impl Eviction {
             }
             // What was spared once or twice is not spared the next time.
             Attempt::Begun(0) => None,
+            Attempt::NoVictims if view.awaits_agent => Some(self.bounds.late_pause_ns),
             // What could not be claimed may be free a moment later.
             Attempt::NoVictims | Attempt::FarFull => Some(self.bounds.claim_pause_ns),
             Attempt::FarGrows => Some(self.bounds.late_pause_ns),
@@ -268,8 +277,8 @@ impl Eviction {
             (full, _) => (full, Cause::FarFull),
         };
         let round_is_over = self.looked_at > round(view.evictable) && fruitless_ns > self.bounds.fruitless_ns;
-        let over =
-            for_ever || (!self.is_at_work(view.now_ns) && (self.gave_up == Some(cause) || round_is_over));
+        let is_awaited = view.awaits_agent || self.is_at_work(view.now_ns);
+        let over = for_ever || (!is_awaited && (self.gave_up == Some(cause) || round_is_over));
         let faults = faults.min(view.waiting);
         (over && faults > 0).then_some((faults, cause))
     }

@@ -14,6 +14,7 @@
 //! [`Eviction`] decides when pages leave; it is told of room, waiting faults, agents and the time.
 
 mod eviction;
+mod frames;
 mod page;
 mod prefetch;
 mod ranges;
@@ -21,7 +22,10 @@ mod replacement;
 mod table;
 
 pub use eviction::{Attempt, Bounds, Cause, Eviction, Step, View};
+pub use frames::{Frame, Frames, Remains, Saved};
 pub use page::{AGE_MASK, Entry, LIVES_MAX, PAGE_BYTES, Page, State};
 pub use prefetch::{Ahead, Prefetch, TOUCH_MAX, Touches, WriteHabit};
 pub use replacement::{PageName, Replacement};
-pub use table::{Access, Decision, Discarded, Finished, Follower, Forked, Outcome, Remapped, Table};
+pub use table::{
+    Access, Decision, Discarded, Finished, Follower, Forked, Left, Outcome, Remapped, Seen, Table,
+};

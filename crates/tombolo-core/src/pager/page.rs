@@ -23,6 +23,8 @@
 //! does to the page meanwhile is noted (*discarded*, or moved elsewhere by `mremap`),
 //! and settled when the operation ends.
 
+use super::frames::Frame;
+
 /// A page of an address space: its address divided by [`PAGE_BYTES`].
 pub type Page = u64;
 
@@ -56,8 +58,14 @@ const QUEUED: u64 = 1 << 5;
 const DISCARD: u64 = 1 << 6;
 const REFERENCED: u64 = 1 << 7;
 const WRITABLE: u64 = 1 << 8;
+/// Of a page that is resident or being evicted; [`WRITABLE`] is of one that is being fetched.
+const SHARED: u64 = 1 << 8;
 const KEPT: u64 = 1 << 9;
+/// Of a page that is resident; [`KEPT`] is of one that is being evicted.
+const VERIFIED: u64 = 1 << 9;
 const FOLLOWER: u64 = 1 << 13;
+/// Of a page that is resident; [`FOLLOWER`] is of one that is being evicted.
+const PROTECTED: u64 = 1 << 13;
 const LIVES_SHIFT: u32 = 10;
 const LIVES_MASK: u64 = 7;
 const SLOT_SHIFT: u32 = 14;
@@ -108,6 +116,46 @@ impl Entry {
             Some(slot) => cleared | HAS_SLOT | u64::from(slot) << SLOT_SHIFT,
             None => cleared,
         })
+    }
+
+    /// The frame that a resident page shares with other spaces, if it does.
+    pub fn frame(self) -> Option<Frame> {
+        (self.state() == State::Resident && self.0 & SHARED != 0).then_some((self.0 >> SLOT_SHIFT) as Frame)
+    }
+
+    /// The same page, resident, sharing this frame. Whether it is protected, and verified, stays.
+    #[must_use]
+    pub fn with_frame(self, frame: Frame) -> Self {
+        let shared = self.with_state(State::Resident).with_slot(None);
+        Self(shared.0 | SHARED | u64::from(frame) << SLOT_SHIFT)
+    }
+
+    /// A resident page is write-protected, as far as is known: its slot has its contents, or it was protected for a fork.
+    pub fn is_protected(self) -> bool {
+        self.state() == State::Resident && self.0 & (HAS_SLOT | PROTECTED | VERIFIED) != 0
+    }
+
+    /// A resident page has been write-protected.
+    #[must_use]
+    pub fn with_protection(self) -> Self {
+        Self(self.0 | PROTECTED)
+    }
+
+    /// A resident page that shares a frame: its own from now on, with this slot.
+    #[must_use]
+    pub fn with_own_page(self, slot: Option<u32>) -> Self {
+        Self(self.0 & !(SHARED | VERIFIED | PROTECTED)).with_slot(slot)
+    }
+
+    /// A resident page's eviction has begun. Where it shares a frame, room is counted with that.
+    #[must_use]
+    pub fn with_eviction(self, state: State, slot: Option<u32>) -> Self {
+        self.with_slot(slot).with_state(state).with_kept(false).with_follower(false)
+    }
+
+    /// While it is evicted: room is counted with the frame that it shares.
+    pub fn is_counted_with_frame(self) -> bool {
+        matches!(self.state(), State::EvictCopy | State::EvictDrop) && self.0 & SHARED != 0
     }
 
     /// How often it is still spared when its turn comes.
@@ -167,6 +215,8 @@ flag! {
     is_kept with_kept KEPT;
     /// While it is evicted: the eviction is that of another space, of which this page is a copy.
     is_follower with_follower FOLLOWER;
+    /// While resident and sharing a frame: protected by its slot when it was forked, or seen to be shared since it is protected.
+    is_verified with_verified VERIFIED;
 }
 
 impl std::fmt::Debug for Entry {
@@ -200,6 +250,34 @@ mod tests {
         let entry = entry.with_slot(None).with_state(State::Resident).with_waiter(false);
         assert_eq!((entry.state(), entry.slot(), entry.age()), (State::Resident, None, AGE_MASK));
         assert!(!entry.has_waiter() && entry.is_referenced());
+    }
+
+    #[test]
+    fn a_shared_page_has_a_frame_in_place_of_a_slot() {
+        let entry = Entry(0).with_state(State::Resident).with_slot(Some(7)).with_queued(true).with_age(9);
+        let shared = entry.with_frame(u32::MAX).with_verified(true);
+        assert_eq!((shared.frame(), shared.slot(), shared.age()), (Some(u32::MAX), None, 9));
+        assert!(shared.is_verified() && shared.is_queued() && !entry.with_frame(0).is_verified());
+        let evicted = shared.with_eviction(State::EvictCopy, None);
+        assert_eq!((evicted.frame(), evicted.slot(), evicted.is_kept()), (None, None, false));
+        assert!(evicted.is_counted_with_frame());
+        assert!(!entry.with_eviction(State::EvictCopy, None).is_counted_with_frame());
+        let own = shared.with_own_page(Some(8));
+        assert_eq!((own.frame(), own.slot(), own.is_verified()), (None, Some(8), false));
+        assert!(own.is_queued());
+    }
+
+    #[test]
+    fn protection_is_of_resident_pages_and_ends_with_the_frame() {
+        let resident = Entry(0).with_state(State::Resident);
+        assert!(!resident.is_protected() && resident.with_slot(Some(1)).is_protected());
+        let protected = resident.with_protection();
+        assert!(protected.is_protected() && protected.with_frame(3).is_protected());
+        assert!(!protected.with_frame(3).is_verified(), "what is protected may be a copy");
+        assert!(resident.with_frame(3).with_verified(true).is_protected());
+        assert!(!protected.with_frame(3).with_own_page(None).is_protected());
+        let evicted = protected.with_eviction(State::EvictCopy, None);
+        assert!(!evicted.is_protected() && !evicted.is_follower());
     }
 
     #[test]

@@ -17,16 +17,20 @@
 //! The kernel does not move a page that a fork shares, either. When its agent has been told to make it the process's own, it is tried again
 //! before any other ([`Replacement::pop_retry`]): at its turn, behind all others, another fork may have shared it again.
 //!
+//! A page that shares a frame stands for the frame, under its own name. When it does not any more, and the frame has other holders,
+//! the frame has a name of its own.
+//!
 //! The queues hold names of pages, not pages: a name whose page is no longer
 //! resident is dropped when it comes up. Those of spaces that have ended go together, when they are many: where room is never short,
 //! none comes up.
 
 use std::collections::{BTreeSet, VecDeque};
 
+use super::frames::Frame;
 use super::page::{AGE_MASK, LIVES_MAX, Page};
 use super::prefetch::AHEAD_MOST;
 
-/// Names a page of a space.
+/// Names a page of a space, or a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageName(u64);
 
@@ -36,13 +40,25 @@ const PAGE_BITS: u32 = 36;
 
 impl PageName {
     /// Number of spaces that can be named.
-    pub const SPACES_MAX: u32 = 1 << (64 - PAGE_BITS);
+    pub const SPACES_MAX: u32 = (1 << (64 - PAGE_BITS)) - 1;
+    /// In place of a space: the name is a frame's.
+    const FRAMES: u32 = Self::SPACES_MAX;
     /// Number of pages of a space that can be named, each with a second operation.
     pub const PAGES_MAX: Page = 1 << (PAGE_BITS - 1);
 
     /// Page `page` of space number `space` (below [`PageName::SPACES_MAX`]).
     pub fn new(space: u32, page: Page) -> Self {
         Self(u64::from(space) << PAGE_BITS | page & ((1 << PAGE_BITS) - 1))
+    }
+
+    /// A frame that several spaces share.
+    pub fn of_frame(frame: Frame) -> Self {
+        Self::new(Self::FRAMES, Page::from(frame))
+    }
+
+    /// The frame, if the name is a frame's.
+    pub fn frame(self) -> Option<Frame> {
+        (self.space() == Self::FRAMES).then_some(self.page() as Frame)
     }
 
     /// The number of the space.

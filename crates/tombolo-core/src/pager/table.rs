@@ -13,6 +13,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::frames::{Frame, Frames, Saved};
 use super::page::{Entry, Page, State};
 use super::ranges::Ranges;
 use super::replacement::PageName;
@@ -74,6 +75,11 @@ pub enum Decision {
     TakeBack(Page),
     /// Take the write protection off.
     Unprotect,
+    /// A write to a page that shares this frame: once there is room for a copy, take the write protection off.
+    Copy(Frame),
+    /// The page is resident, and shares a frame. Mostly it is there, and two threads have asked for it. If it is not, for whatever
+    /// reason, call [`Table::own`] and decide anew.
+    SharedAgain,
     /// The page cannot be had any more.
     Poison,
 }
@@ -143,7 +149,7 @@ pub struct Finished {
 pub struct Discarded {
     /// Pages whose contents were given up.
     pub pages: u64,
-    /// How many of them were resident.
+    /// How many of them were resident and shared no frame.
     pub resident: u64,
     /// Some are in an operation: its commands must not reach the range any more.
     pub in_operation: bool,
@@ -156,7 +162,7 @@ pub struct Remapped {
     pub unqueued: Vec<Page>,
     /// Threads wait for pages here that are no more.
     pub wake: Vec<Page>,
-    /// Pages at the new place that were resident by what the table said, and are not.
+    /// Pages at the new place that were resident by what the table said, and are not; without those that shared a frame.
     pub resident: u64,
     /// Some are in an operation: its commands must not reach the range any more.
     pub in_operation: bool,
@@ -167,8 +173,34 @@ pub struct Remapped {
 pub struct Forked {
     /// The table.
     pub table: Table,
-    /// Pages that are resident in the child.
+    /// Pages that are resident in the child, and share no frame.
     pub resident: u64,
+    /// Resident pages of the parent's that are counted with a frame from now on.
+    pub shared: u64,
+    /// Frames that are counted besides.
+    pub frames: u64,
+    /// Some of these, of whose holders none stands in a replacement queue.
+    pub unnamed: Vec<Frame>,
+}
+
+/// A holder has left a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// The frame.
+    pub frame: Frame,
+    /// The holder's name stood in a replacement queue, and does not stand for the frame any more.
+    pub was_queued: bool,
+}
+
+/// What the kernel's page tables say of a page that is write-protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Nothing is there.
+    Absent,
+    /// Another address space may have it, too.
+    Shared,
+    /// No other address space has it, or that cannot be told.
+    Exclusive,
 }
 
 /// An operation whose page is not where it began.
@@ -201,6 +233,15 @@ pub struct Table {
     offered: Vec<Page>,
     /// Number of pages that are resident and have a slot.
     clean: u64,
+    /// Number of pages that share a frame.
+    shared: u64,
+    /// Number of those that are not verified, and of those that are not even protected.
+    unverified: u64,
+    unprotected: u64,
+    /// Where pages are that share frames and were moved: most holders of such a frame have it elsewhere. Entries may be out of date.
+    moved: HashMap<Frame, Page>,
+    /// Frames that this space's pages have left, of which the driver is to be told.
+    left: Vec<Left>,
 }
 
 impl std::fmt::Debug for BlockHasher {
@@ -211,7 +252,22 @@ impl std::fmt::Debug for BlockHasher {
 
 /// Whether a page in an operation counts as resident: it was, or room is reserved for it.
 fn is_counted(entry: Entry) -> bool {
-    in_operation(entry) && !entry.is_follower()
+    in_operation(entry) && !entry.is_follower() && !entry.is_counted_with_frame()
+}
+
+/// Whether a page shares a frame and is not verified.
+fn is_unverified(entry: Entry) -> bool {
+    entry.frame().is_some() && !entry.is_verified()
+}
+
+/// Whether a page shares a frame and the program can write to it unseen.
+fn is_unprotected(entry: Entry) -> bool {
+    entry.frame().is_some() && !entry.is_protected()
+}
+
+/// Whether it costs nothing to protect a page, or to look at it, with those around it.
+fn is_indifferent(entry: Entry) -> bool {
+    entry.is_protected() || entry.state() == State::Remote
 }
 
 /// Whether a page is here, and its contents are far, too.
@@ -242,6 +298,54 @@ impl Table {
         let block = self.blocks.entry(page / BLOCK).or_insert_with(|| Box::new([Entry(0); BLOCK as usize]));
         let before = std::mem::replace(&mut block[(page % BLOCK) as usize], entry);
         self.clean = self.clean + u64::from(is_clean(entry)) - u64::from(is_clean(before));
+        self.shared = self.shared + u64::from(entry.frame().is_some()) - u64::from(before.frame().is_some());
+        self.unverified =
+            self.unverified + u64::from(is_unverified(entry)) - u64::from(is_unverified(before));
+        self.unprotected =
+            self.unprotected + u64::from(is_unprotected(entry)) - u64::from(is_unprotected(before));
+    }
+
+    /// Number of pages that share a frame.
+    pub fn shared_pages(&self) -> u64 {
+        self.shared
+    }
+
+    /// Number of pages that share a frame and are not verified: what is there may be a copy.
+    pub fn unverified_pages(&self) -> u64 {
+        self.unverified
+    }
+
+    /// Number of pages that share a frame and are not protected: the program may write to them unseen.
+    pub fn unprotected_pages(&self) -> u64 {
+        self.unprotected
+    }
+
+    /// Where a page of this space shares a frame, which most holders have at `page`.
+    pub fn holder(&self, frame: Frame, page: Page) -> Option<Page> {
+        let is_there = |page: &Page| self.get(*page).frame() == Some(frame);
+        let moved = || self.moved.get(&frame).copied();
+        Some(page).filter(is_there).or_else(|| moved().filter(is_there))
+    }
+
+    /// Frames that pages of this space have left since the last call.
+    #[must_use]
+    pub fn take_left(&mut self) -> Vec<Left> {
+        std::mem::take(&mut self.left)
+    }
+
+    /// Whether [`Table::take_left`] has something to say.
+    pub fn has_left(&self) -> bool {
+        !self.left.is_empty()
+    }
+
+    /// A page leaves the frame that its entry names. The caller changes the entry.
+    fn leave(&mut self, entry: Entry) {
+        if let Some(frame) = entry.frame() {
+            self.left.push(Left { frame, was_queued: entry.is_queued() });
+            if !self.moved.is_empty() {
+                self.moved.remove(&frame);
+            }
+        }
     }
 
     /// Gives up to `want` slots of pages up that are also here. Each stays protected: its next write finds it dirty
@@ -254,7 +358,7 @@ impl Table {
                 break;
             }
             if let Some(slot) = entry.slot().filter(|_| is_clean(*entry)) {
-                *entry = entry.with_slot(None);
+                *entry = entry.with_slot(None).with_protection();
                 slots.release(slot);
                 left -= 1;
             }
@@ -373,8 +477,9 @@ impl Table {
         let entry = self.get(page);
         match entry.state() {
             State::Lost => Decision::Poison,
-            State::EvictCopy if access.protected && !entry.is_kept() => {
-                // Its protection means nothing: the page is moved as it is, before the write or after.
+            State::EvictCopy if access.protected && !entry.is_kept() && !entry.is_counted_with_frame() => {
+                // Its protection means nothing: the page is moved as it is, before the write or after. What is saved of a shared
+                // page is for others, too.
                 Decision::Unprotect
             }
             // The program gave the page up while its eviction was about to copy it from where it is, or before, in a
@@ -397,6 +502,13 @@ impl Table {
                 let writable = entry.is_writable() || access.write;
                 self.set(page, entry.with_writable(writable).with_waiter(true));
                 Decision::Wait
+            }
+            State::Resident if let Some(frame) = entry.frame() => {
+                if access.protected {
+                    Decision::Copy(frame)
+                } else {
+                    Decision::SharedAgain
+                }
             }
             State::Resident | State::Untouched if access.protected => Decision::Unprotect,
             State::Resident if entry.slot().is_none() => Decision::ZeroAgain,
@@ -422,6 +534,7 @@ impl Table {
     /// Returns its entry and, if it came from far memory, when it was evicted.
     pub fn mapped(&mut self, page: Page, keep_slot: bool, slots: &mut Store) -> (Entry, Option<u64>) {
         let entry = self.get(page);
+        debug_assert!(entry.frame().is_none(), "an absent page is its space's own");
         let evicted_at = entry.slot().map(|_| entry.age());
         let mut mapped =
             Entry(0).with_state(State::Resident).with_queued(entry.is_queued()).with_slot(entry.slot());
@@ -455,9 +568,9 @@ impl Table {
         began
     }
 
-    /// A write to a protected page is about to be allowed: its slot's contents will differ. `is_use`: it is the program's.
+    /// A write to a protected page is about to be allowed: its slot's contents will differ.
     /// Returns whether it had a slot.
-    pub fn written(&mut self, page: Page, is_use: bool, slots: &mut Store) -> bool {
+    pub fn written(&mut self, page: Page, slots: &mut Store) -> bool {
         let entry = self.get(page);
         if entry.state() != State::Resident {
             return false;
@@ -465,8 +578,127 @@ impl Table {
         if let Some(slot) = entry.slot() {
             slots.release(slot);
         }
-        self.set(page, entry.with_slot(None).with_referenced(is_use || entry.is_referenced()));
+        self.leave(entry);
+        self.set(page, entry.with_own_page(None).with_referenced(true));
         entry.slot().is_some()
+    }
+
+    /// A page that shares a frame is this space's own from now on, and counts as such. It is clean if it is verified and the frame is
+    /// stored.
+    pub fn own(&mut self, page: Page, slots: &mut Store, frames: &Frames) {
+        let entry = self.get(page);
+        let Some(frame) = entry.frame() else { return };
+        let slot = match frames.saved(frame) {
+            Saved::Slot(slot) if entry.is_verified() && slots.share(slot) => Some(slot),
+            _ => None,
+        };
+        self.leave(entry);
+        self.set(page, entry.with_own_page(slot));
+    }
+
+    /// The page tables were looked at for a page that shares a frame, while it was write-protected. Returns whether it is its space's own
+    /// from now on, and counts as such.
+    pub fn verify(&mut self, page: Page, seen: Seen, slots: &mut Store, frames: &Frames) -> bool {
+        let entry = self.get(page);
+        let Some(frame) = entry.frame() else { return false };
+        match seen {
+            Seen::Shared if entry.is_protected() => {
+                self.set(page, entry.with_verified(true));
+                return false;
+            }
+            Seen::Shared | Seen::Exclusive => {
+                self.own(page, slots, frames);
+                return true;
+            }
+            Seen::Absent => {}
+        }
+        // The program has given it up in a way that the kernel does not report, or a child has not inherited it. What is stored
+        // of it is fetched, as from an absent page that is clean.
+        let stored = match frames.saved(frame) {
+            Saved::Slot(slot) if entry.is_verified() && slots.share(slot) => Some(slot),
+            _ => None,
+        };
+        self.leave(entry);
+        let left = match stored {
+            Some(_) => Entry(0).with_state(State::Remote).with_slot(stored).with_age(entry.age()),
+            None => Entry(0),
+        };
+        self.set(page, left.with_queued(entry.is_queued()));
+        false
+    }
+
+    /// The first run of pages of `[from, end)` that begins and ends with one that shares a frame and is not verified: first page and
+    /// number of pages. Pages of other kinds that lie between may be looked at, too.
+    pub fn unverified_run(&self, from: Page, end: Page) -> Option<(Page, u64)> {
+        self.run(from, end, is_unverified)
+    }
+
+    /// The same of pages that share a frame and are not protected. Those that lie between may be protected, too.
+    pub fn unprotected_run(&self, from: Page, end: Page) -> Option<(Page, u64)> {
+        self.run(from, end, is_unprotected)
+    }
+
+    /// The same of pages that are to be protected before a fork, which are resident and not protected.
+    pub fn writable_run(&self, from: Page, end: Page) -> Option<(Page, u64)> {
+        self.run(from, end, |entry| entry.state() == State::Resident && !entry.is_protected())
+    }
+
+    fn run(&self, from: Page, end: Page, is_one: fn(Entry) -> bool) -> Option<(Page, u64)> {
+        let mut found: Option<(Page, Page)> = None;
+        let mut page = from;
+        'blocks: while page < end {
+            let stop = end.min((page / BLOCK + 1) * BLOCK);
+            match self.blocks.get(&(page / BLOCK)) {
+                None if found.is_some() => break,
+                None => {}
+                Some(block) => {
+                    for page in page..stop {
+                        let entry = block[(page % BLOCK) as usize];
+                        if is_one(entry) {
+                            found = Some((found.map_or(page, |(first, _)| first), page + 1));
+                        } else if found.is_some() && !is_indifferent(entry) {
+                            break 'blocks;
+                        }
+                    }
+                }
+            }
+            page = stop;
+        }
+        found.map(|(first, end)| (first, end - first))
+    }
+
+    /// A page has been write-protected.
+    pub fn protected(&mut self, page: Page) {
+        let entry = self.get(page);
+        if entry.state() == State::Resident && !entry.is_protected() {
+            self.set(page, entry.with_protection());
+        }
+    }
+
+    /// Ranges of pages, in order, outside of which no page is resident.
+    pub fn resident_ranges(&self) -> Vec<(Page, Page)> {
+        self.ranges_with(|entry| entry.state() == State::Resident)
+    }
+
+    /// Ranges of pages, in order, outside of which no page shares a frame.
+    pub fn shared_ranges(&self) -> Vec<(Page, Page)> {
+        self.ranges_with(|entry| entry.frame().is_some())
+    }
+
+    fn ranges_with(&self, is_one: impl Fn(&Entry) -> bool) -> Vec<(Page, Page)> {
+        let has_one = |block: &[Entry; BLOCK as usize]| block.iter().any(&is_one);
+        let mut found: Vec<u64> =
+            self.blocks.iter().filter(|(_, block)| has_one(block)).map(|(number, _)| *number).collect();
+        found.sort_unstable();
+        found.into_iter().map(|number| (number * BLOCK, (number + 1) * BLOCK)).collect()
+    }
+
+    /// A page that is the only holder of its frame is this space's own again, and counts as such. Returns whether it needs no write
+    /// protection any more.
+    pub fn collapse(&mut self, page: Page, slots: &mut Store, frames: &Frames) -> bool {
+        let before = self.get(page);
+        self.own(page, slots, frames);
+        before.is_protected() && self.get(page).slot().is_none()
     }
 
     /// The page cannot be had any more.
@@ -475,6 +707,7 @@ impl Table {
         if let Some(slot) = entry.slot() {
             slots.release(slot);
         }
+        self.leave(entry);
         self.set(page, Entry(0).with_state(State::Lost).with_queued(entry.is_queued()));
     }
 
@@ -492,10 +725,11 @@ impl Table {
                 continue;
             }
             discarded.pages += 1;
-            discarded.resident += u64::from(entry.state() == State::Resident);
+            discarded.resident += u64::from(entry.state() == State::Resident && entry.frame().is_none());
             if let Some(slot) = entry.slot() {
                 slots.release(slot);
             }
+            self.leave(entry);
             self.set(page, Entry(0).with_queued(entry.is_queued()));
         }
         discarded
@@ -579,6 +813,9 @@ impl Table {
             self.set(page, Entry(0).with_queued(entry.is_queued()));
             let queued = self.get(target).is_queued();
             self.set(target, entry.with_queued(queued));
+            if let Some(frame) = entry.frame() {
+                self.moved.insert(frame, target);
+            }
             if entry.state() == State::Resident && !queued {
                 remapped.unqueued.push(target);
             }
@@ -604,46 +841,120 @@ impl Table {
     /// page is absent, and its contents are those that are being saved; after, it is present,
     /// and never asked for. So the child's page *follows* the eviction here: in both cases
     /// the slot is right.
-    pub fn fork(&mut self, child: u32, slots: &mut Store) -> Forked {
+    ///
+    /// What is *Resident* shares a frame from now on. Clean pages are write-protected, here and there; of others it
+    /// is to be found out whether they are still shared ([`Table::verify`]): the program may have written to them since, and of those
+    /// that were pinned, the child has copies.
+    pub fn fork(&mut self, child: u32, slots: &mut Store, frames: &mut Frames) -> Forked {
         let (ranges, guarded) = (self.ranges.clone(), self.guarded.clone());
-        let mut table = Self { ranges, guarded, ..Self::default() };
-        let mut resident = 0;
-        for (page, entry) in self.all() {
-            if in_operation(entry) && entry.is_discarded() {
-                continue;
+        let mut forked = Forked {
+            table: Self { ranges, guarded, moved: self.moved.clone(), ..Self::default() },
+            resident: 0,
+            shared: 0,
+            frames: 0,
+            unnamed: Vec::new(),
+        };
+        let mut blocks = std::mem::take(&mut self.blocks);
+        for (&number, block) in &mut blocks {
+            let mut theirs: Option<Box<[Entry; BLOCK as usize]>> = None;
+            for (at, entry) in block.iter_mut().enumerate().filter(|(_, entry)| entry.0 != 0) {
+                let page = number * BLOCK + at as u64;
+                let inherited = if entry.state() == State::Resident {
+                    self.share(page, entry, slots, frames, &mut forked)
+                } else {
+                    self.inherited(page, *entry, child, slots)
+                };
+                forked.resident +=
+                    u64::from(inherited.state() == State::Resident && inherited.frame().is_none());
+                if inherited.0 != 0 {
+                    theirs.get_or_insert_with(|| Box::new([Entry(0); BLOCK as usize]))[at] = inherited;
+                }
             }
-            let (state, slot) = match entry.state() {
-                State::Untouched => continue,
-                State::Resident => (State::Resident, entry.slot()),
-                State::EvictCopy if entry.is_kept() => (State::Resident, None),
-                State::EvictCopy => {
-                    let operation = self
-                        .forwards
-                        .iter()
-                        .find(|forward| forward.now == Some(page))
-                        .map_or(page, |known| known.began);
-                    self.followers.push((operation, Follower { space: child, page }));
-                    table.set(page, Entry(0).with_state(State::EvictCopy).with_follower(true));
-                    continue;
-                }
-                State::Remote | State::Fetching | State::EvictDrop => {
-                    (if entry.slot().is_some() { State::Remote } else { State::Untouched }, entry.slot())
-                }
-                State::Lost => (State::Lost, None),
-            };
-            // A slot that cannot be shared any further: the page is poisoned when it is touched.
-            let (state, slot) = match slot {
-                Some(slot) if !slots.share(slot) => match state {
-                    // Its contents are here: it is dirty.
-                    State::Resident => (State::Resident, None),
-                    _ => (State::Lost, None),
-                },
-                _ => (state, slot),
-            };
-            resident += u64::from(state == State::Resident);
-            table.set(page, Entry(0).with_state(state).with_slot(slot).with_age(entry.age()));
+            if let Some(theirs) = theirs {
+                forked.table.blocks.insert(number, theirs);
+            }
         }
-        Forked { table, resident }
+        self.blocks = blocks;
+        forked
+    }
+
+    /// A resident page is shared with a child. Returns the child's entry.
+    fn share(
+        &mut self,
+        page: Page,
+        entry: &mut Entry,
+        slots: &mut Store,
+        frames: &mut Frames,
+        forked: &mut Forked,
+    ) -> Entry {
+        let before = *entry;
+        let frame = match before.frame() {
+            None => {
+                forked.shared += 1;
+                self.shared += 1;
+                self.clean -= u64::from(before.slot().is_some());
+                let frame = frames.share(page, before.slot());
+                // It could not leave, and its name was dropped.
+                forked.unnamed.extend((!before.is_queued()).then_some(frame));
+                // A page is pinned for writing by a write to it, which a protected page's slot does not outlast.
+                *entry = before.with_frame(frame).with_verified(before.slot().is_some());
+                self.unverified += u64::from(is_unverified(*entry));
+                self.unprotected += u64::from(is_unprotected(*entry));
+                frame
+            }
+            // What is stored is as old as the time before the page was shared.
+            Some(frame) if frames.holders(frame) == 1 => {
+                if !before.is_verified() {
+                    frames.forget(frame, slots);
+                }
+                frames.set_page(frame, page);
+                frame
+            }
+            Some(frame) if before.is_verified() => frame,
+            // The page may be another one than that of the frame's other holders.
+            Some(_) => {
+                self.leave(before);
+                let frame = frames.share(page, None);
+                forked.frames += 1;
+                forked.unnamed.extend((!before.is_queued()).then_some(frame));
+                *entry = before.with_frame(frame);
+                frame
+            }
+        };
+        frames.join(frame);
+        forked.table.shared += 1;
+        forked.table.unverified += u64::from(is_unverified(*entry));
+        forked.table.unprotected += u64::from(is_unprotected(*entry));
+        let theirs = Entry(0).with_frame(frame).with_verified(entry.is_verified()).with_age(before.age());
+        if entry.is_protected() { theirs.with_protection() } else { theirs }
+    }
+
+    /// The entry of a child of a page that is not resident.
+    fn inherited(&mut self, page: Page, entry: Entry, child: u32, slots: &mut Store) -> Entry {
+        if in_operation(entry) && entry.is_discarded() {
+            return Entry(0);
+        }
+        let (state, slot) = match entry.state() {
+            State::Untouched => return Entry(0),
+            State::Lost => (State::Lost, None),
+            State::EvictCopy if entry.is_kept() => (State::Resident, None),
+            State::EvictCopy => {
+                let moved = self.forwards.iter().find(|forward| forward.now == Some(page));
+                let operation = moved.map_or(page, |known| known.began);
+                self.followers.push((operation, Follower { space: child, page }));
+                return Entry(0).with_state(State::EvictCopy).with_follower(true);
+            }
+            State::Resident | State::Remote | State::Fetching | State::EvictDrop => match entry.slot() {
+                // A slot that cannot be shared any further: the page is poisoned when it is touched.
+                Some(slot) if !slots.share(slot) => (State::Lost, None),
+                Some(slot) => (State::Remote, Some(slot)),
+                None => (State::Untouched, None),
+            },
+        };
+        if state == State::Untouched {
+            return Entry(0);
+        }
+        Entry(0).with_state(state).with_slot(slot).with_age(entry.age())
     }
 
     /// Where the page of an operation is now, and its entry there.

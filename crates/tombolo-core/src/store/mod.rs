@@ -410,6 +410,11 @@ impl Store {
         })
     }
 
+    /// Users of a slot.
+    pub fn users(&self, slot: SlotId) -> u16 {
+        self.slots.get(slot).map_or(0, |slot| slot.users)
+    }
+
     /// One user less. The last one frees the slot, as soon as nothing reads or writes it.
     pub fn release(&mut self, slot: SlotId) {
         if let Some(known) = self.slots.get_mut(slot).filter(|known| known.users > 0) {

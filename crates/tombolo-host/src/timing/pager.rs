@@ -57,6 +57,18 @@ pub const AGENT_END: Duration = Duration::from_millis(100);
 /// microseconds, if it has a processor; then its program is looked at every [`CHANGE_PAUSE`] until it is not changing its
 /// mappings at that moment. A bound, not a measurement.
 pub const AGENT_GONE: Duration = Duration::from_secs(30);
+/// How long after a fork nothing is done about the pages that parent and child share: many children execute another program or end
+/// within a millisecond or two, and then nothing needs to be done.
+pub const FORK_PAUSE: Duration = Duration::from_millis(5);
+/// The thread that forks goes on within this time when its fork was told. A bound, not a measurement.
+pub const FORK_END_PAUSE: Duration = Duration::from_micros(20);
+/// How long after the end of a space that shared pages others look at theirs: several may end together.
+pub const SHARING_PAUSE: Duration = Duration::from_millis(2);
+/// While there is room for all copies that the holders of shared pages may make, this is how often that is looked at if nobody asks. A
+/// bound, not a measurement: who takes room asks.
+pub const SHARING_LONG_PAUSE: Duration = Duration::from_secs(1);
+/// After this time without a hello, what a forked child shares is not expected to leave it. A bound, not a measurement.
+pub const AGENT_HELLO_LATE: Duration = Duration::from_secs(1);
 /// How often the keeper looks for faults of programs that it is ending.
 pub const KEEPER_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a run waits for the end of its keeper, which it has killed. A bound, not a measurement: it takes a millisecond.

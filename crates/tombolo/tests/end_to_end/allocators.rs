@@ -7,16 +7,16 @@ use std::process::Command;
 use crate::common::{Lender, Link, Outcome, Program, Scratch, compiled, library, needs};
 
 /// Runs it plainly and on far memory.
-fn far(program: &Program, spaces: u64, local: &str) -> Outcome {
+fn far(program: &Program, local: &str) -> Outcome {
     let lender = Lender::start(Link::Shm, "2G");
-    program.clone().remote("1G").sharing(spaces).same_on(&[&lender], local)
+    program.clone().remote("1G").same_on(&[&lender], local)
 }
 
 fn beside(name: &str) {
     let Some(library) = library(name) else { return };
     let words = [compiled("allocators", &[]), "48".into()];
     // The children end while the parent goes on: one at a time.
-    let outcome = far(&Program::new(&words).variable("LD_PRELOAD", &library), 2, "12M");
+    let outcome = far(&Program::new(&words).variable("LD_PRELOAD", &library).forking(), "12M");
     assert!(outcome.counter("forks") >= 12, "{:#}", outcome.report());
 }
 
@@ -42,7 +42,8 @@ fn threads_and_forks_beside_mimalloc() {
 fn children_use_the_heap_that_another_thread_was_changing() {
     needs!("cc");
     let words = [compiled("crossing", &[]), "24".into()];
-    let outcome = far(&Program::new(&words), 2, "6M");
+    // As in `interrupted`: forks come at any moment of an eviction.
+    let outcome = far(&Program::new(&words).within(200), "6M");
     assert!(outcome.counter("forks") >= 40, "{:#}", outcome.report());
 }
 
@@ -79,6 +80,6 @@ fn a_library_that_is_bound_deeply_shares_the_heap() {
     command.args(["-O1", "-shared", "-fPIC", "-o"]).arg(scratch.path().join("libdeep.so")).arg(library);
     assert!(command.status().unwrap().success());
     let path = format!("-Wl,--enable-new-dtags,-rpath,{}", scratch.path().display());
-    let outcome = far(&Program::new(&[compiled("deep", &[&path]), "24".into()]), 1, "8M");
+    let outcome = far(&Program::new(&[compiled("deep", &[&path]), "24".into()]), "8M");
     assert!(outcome.counter("pages_out") > 0, "{:#}", outcome.report());
 }

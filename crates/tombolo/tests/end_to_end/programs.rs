@@ -135,5 +135,5 @@ fn stress_ng_verifies_its_memory() {
         outcome
     });
     assert!(outcome.counter("pages_in") > 0 && outcome.counter("pages_out") > 0, "{:#}", outcome.report());
-    outcome.assert_within_limit(1);
+    outcome.assert_within_limit(100);
 }

@@ -93,6 +93,6 @@ fn python_with_forked_workers() {
     needs!("python3");
     let lender = Lender::start(Link::Shm, "2G");
     let words = [&path_of("python3"), &source("pool.py")];
-    let outcome = Program::new(&words).remote("1G").sharing(4).same_on(&[&lender], "16M");
+    let outcome = Program::new(&words).remote("1G").forking().same_on(&[&lender], "16M");
     assert!(outcome.counter("forks") >= 3, "{:#}", outcome.report());
 }

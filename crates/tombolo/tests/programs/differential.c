@@ -288,7 +288,7 @@ static const int advices[] = {MADV_DONTNEED, MADV_DONTNEED, MADV_DONTNEED, MADV_
                               MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_POPULATE_READ, MADV_POPULATE_WRITE,
                               MADV_DONTNEED_LOCKED, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE, MADV_REMOVE,
                               MADV_DONTFORK, MADV_DOFORK, MADV_WIPEONFORK, MADV_KEEPONFORK, MADV_RANDOM,
-                              MADV_SEQUENTIAL, MADV_MERGEABLE, MADV_UNMERGEABLE, MADV_DONTDUMP, MADV_DODUMP,
+                              MADV_SEQUENTIAL, MADV_UNMERGEABLE, MADV_DONTDUMP, MADV_DODUMP,
                               GUARD_INSTALL, GUARD_REMOVE, 12345};
 
 static int some_advice(struct world *w, struct call *c) {

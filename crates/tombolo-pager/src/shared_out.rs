@@ -1,0 +1,415 @@
+//! How pages leave that forks share.
+//!
+//! A frame has left when all of its holders have. Its contents are saved once: one holder leaves first, as any page does whose contents
+//! are not stored, and the others follow, as pages do whose contents are. The kernel moves no page that is shared; so the agent is told
+//! to make it the process's own first, by which it stays write-protected. It touches pages for that, and another page may have come to
+//! stand there: so nothing else of the space is on its way out meanwhile.
+//!
+//! A page that the agent has made its process's own has memory of its own. So it is made so only when there is a far page for it, and
+//! counts as its space's own if it does not leave after all.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tombolo_core::pager::{Attempt, Entry, Frame, Frames, Page, PageName, Saved, State};
+use tombolo_core::store::{NoRoom, Store};
+
+use crate::batch::{Awaits, Batch, Claimed, Leaving, Victim, Way, refused_attempt};
+use crate::evict::Evictor;
+use crate::pager::Pager;
+use crate::space::{Order, Space, Table, extend};
+use crate::stats::Counters;
+
+/// Holders that leave at once: a page may have many, each with an agent of its own.
+const HOLDERS_AT_ONCE: usize = 512;
+
+/// A page that is to leave, and shares a frame, which is in no queue under a name of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sharer {
+    pub(crate) page: Page,
+    pub(crate) frame: Frame,
+    /// The far page that was taken for its contents, if they are not stored, and where it is reached directly, if it is.
+    pub(crate) place: Option<(u32, Option<u64>)>,
+}
+
+/// Whether a page of a space can leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ability {
+    Now,
+    /// When its agent has carried out a command.
+    Soon,
+    /// When its agent has come, or has a processor again.
+    Later,
+    /// It has no agent, and gets none.
+    Never,
+}
+
+fn ability(space: &Space, table: &Table, is_late: impl Fn(u32) -> bool) -> Ability {
+    if space.has_agent() {
+        return match table.command {
+            0 => Ability::Now,
+            command if is_late(command) => Ability::Later,
+            _ => Ability::Soon,
+        };
+    }
+    if space.awaits_agent() { Ability::Later } else { Ability::Never }
+}
+
+impl Pager {
+    /// Pages that are to leave because these frames are, by space. The frames are in no queue under a name of their own. `is_late`: a
+    /// command that an agent has had for long.
+    pub(crate) fn holders_of(
+        &self,
+        chosen: &[Frame],
+        is_late: impl Fn(u32) -> bool,
+    ) -> BTreeMap<u32, Leaving> {
+        let mut leaving: BTreeMap<u32, Leaving> = BTreeMap::new();
+        if chosen.is_empty() {
+            return leaving;
+        }
+        let pages: Vec<(Frame, Page)> = {
+            let frames = self.sharing.frames();
+            chosen.iter().map(|&frame| (frame, frames.page(frame))).collect()
+        };
+        let mut found: Vec<Vec<(u32, Page, Ability)>> = vec![Vec::new(); chosen.len()];
+        for space in self.all_spaces() {
+            let table = space.lock();
+            if table.closed || table.states.shared_pages() == 0 {
+                continue;
+            }
+            let ability = ability(&space, &table, &is_late);
+            for (&(frame, page), found) in pages.iter().zip(&mut found) {
+                found.extend(table.states.holder(frame, page).map(|page| (space.index, page, ability)));
+            }
+        }
+        let mut count = 0;
+        for (&(frame, _), holders) in pages.iter().zip(&found) {
+            let any = |what| holders.iter().any(|(_, _, ability)| *ability == what);
+            let is_stuck = any(Ability::Never);
+            self.set_stuck([frame], is_stuck);
+            // A frame is saved once: where it is not yet, one of its holders leaves first.
+            let is_saved = self.sharing.frames().saved(frame) != Saved::Not;
+            let able = holders.iter().filter(|(_, _, ability)| *ability == Ability::Now);
+            let able: Vec<_> = able.take(if is_saved { usize::MAX } else { 1 }).collect();
+            if is_stuck {
+                // What one holder gives up, the others keep: it is worth nothing unless all can leave.
+                self.put_aside_frame(frame);
+            } else if any(Ability::Later) {
+                self.put_back_frame(frame);
+            } else if able.is_empty() && any(Ability::Soon) {
+                self.retry_frame(frame);
+            } else if !able.is_empty() && (count == 0 || count + able.len() <= HOLDERS_AT_ONCE) {
+                count += able.len();
+                for &&(space, page, _) in &able {
+                    leaving.entry(space).or_default().shared.push(Sharer { page, frame, place: None });
+                }
+            } else if able.is_empty() {
+                // All of them are on their way.
+                self.put_back_frame(frame);
+            } else {
+                // What has begun to leave goes on next.
+                self.retry_frame(frame);
+            }
+        }
+        leaving.values_mut().for_each(|leaving| leaving.shared.sort_unstable_by_key(|sharer| sharer.page));
+        leaving
+    }
+
+    /// Verifies pages of frames of which one is to leave, before it does: until then the page tables say that they are shared. Frames of
+    /// which a holder cannot be verified now do not leave.
+    pub(crate) fn verify_holders(&self, leaving: &mut BTreeMap<u32, Leaving>) {
+        let mut frames: Vec<(Frame, Page)> = {
+            let known = self.sharing.frames();
+            let sharers = leaving.values().flat_map(|leaving| &leaving.shared);
+            sharers.map(|sharer| (sharer.frame, known.page(sharer.frame))).collect()
+        };
+        if frames.is_empty() {
+            return;
+        }
+        frames.sort_unstable();
+        frames.dedup();
+        let mut doubtful = Vec::new();
+        for space in self.all_spaces() {
+            let mut table = space.lock();
+            if table.closed || table.states.unverified_pages() == 0 {
+                continue;
+            }
+            let held = frames.iter().filter_map(|&(frame, page)| table.states.holder(frame, page));
+            let mut pages: Vec<Page> = held.filter(|page| !table.states.get(*page).is_verified()).collect();
+            if pages.is_empty() {
+                continue;
+            }
+            pages.sort_unstable();
+            let mut ranges: Vec<(Page, Page)> = Vec::new();
+            for &page in &pages {
+                match ranges.last_mut() {
+                    Some((_, end)) if *end == page => *end += 1,
+                    _ => ranges.push((page, page + 1)),
+                }
+            }
+            if space.named_program().is_some() && self.verify(&space, &mut table, &ranges).is_ok() {
+                continue;
+            }
+            let unverified = pages.iter().map(|page| table.states.get(*page));
+            doubtful.extend(unverified.filter(|entry| !entry.is_verified()).filter_map(Entry::frame));
+        }
+        if doubtful.is_empty() {
+            return;
+        }
+        doubtful.sort_unstable();
+        for leaving in leaving.values_mut() {
+            leaving.shared.retain(|sharer| doubtful.binary_search(&sharer.frame).is_err());
+        }
+        doubtful.dedup();
+        doubtful.into_iter().for_each(|frame| self.put_back_frame(frame));
+    }
+
+    /// A frame that was to leave comes up again.
+    pub(crate) fn put_back_frame(&self, frame: Frame) {
+        if self.sharing.frames().enqueue(frame) {
+            self.replacement.lock().reinsert(PageName::of_frame(frame));
+        }
+    }
+
+    /// The same of one that comes up before any other.
+    fn retry_frame(&self, frame: Frame) {
+        if self.sharing.frames().enqueue(frame) {
+            self.replacement.lock().retry([PageName::of_frame(frame)]);
+        }
+    }
+
+    /// The same of one that cannot leave, because a holder cannot.
+    fn put_aside_frame(&self, frame: Frame) {
+        if self.sharing.frames().enqueue(frame) {
+            self.replacement.lock().refused(PageName::of_frame(frame));
+        }
+    }
+}
+
+impl Evictor {
+    /// Begins to evict pages; where some are to be made the process's own first, their agent is told to.
+    pub(crate) fn begin_or_own(&mut self, space: &Arc<Space>, mut leaving: Leaving) -> Attempt {
+        let Some(agent) = space.agent() else {
+            self.put_back(space, leaving);
+            return Attempt::NoVictims;
+        };
+        let refused = if leaving.shared.is_empty() { None } else { self.take_places(space, &mut leaving) };
+        let mut pages: Vec<Page> = leaving.shared.iter().map(|sharer| sharer.page).collect();
+        pages.extend(leaving.chosen.iter().filter(|chosen| chosen.is_retry).map(|chosen| chosen.page));
+        if pages.is_empty() {
+            return match self.begin(space, leaving) {
+                Attempt::NoVictims => refused_attempt(refused),
+                attempt => attempt,
+            };
+        }
+        pages.sort_unstable();
+        let command = self.next_command();
+        let mut order = Order::default();
+        {
+            let mut table = space.lock();
+            if table.closed || table.command != 0 {
+                drop(table);
+                self.put_back(space, leaving);
+                return Attempt::NoVictims;
+            }
+            let is_here = |page: &&Page| table.states.get(**page).state() == State::Resident;
+            pages.iter().filter(is_here).for_each(|page| extend(&mut order.own, *page));
+            table.command = command;
+            table.touching.clone_from(&order.own);
+        }
+        let count = (leaving.shared.len() + leaving.chosen.len()) as u64;
+        let batch = Batch {
+            space: space.clone(),
+            agent,
+            victims: Vec::new(),
+            to_own: Some(leaving),
+            drops: None,
+            shared: Vec::new(),
+            command,
+            awaits: Awaits::Agent,
+        };
+        if space.send(&batch.agent, command, &order, &mut self.message).is_err() {
+            self.not_commanded(batch);
+            return Attempt::NoVictims;
+        }
+        self.eviction.commanded(command, self.now_ns());
+        self.batches.push(batch);
+        Attempt::Begun(count)
+    }
+
+    /// Takes far pages for contents that are not stored. Pages that get none, or cannot leave, come up again. Returns why there is none.
+    fn take_places(&self, space: &Space, leaving: &mut Leaving) -> Option<NoRoom> {
+        let (mut left, mut refused, mut to_stage) = (Vec::new(), None, 0);
+        {
+            let table = space.lock();
+            let mut slots = self.pager.far.slots();
+            let mut frames = self.pager.sharing.frames();
+            let staging_pages = self.pager.far.staging().pages as usize;
+            leaving.shared.retain_mut(|sharer| {
+                let entry = table.states.get(sharer.page);
+                let is_possible = entry.frame() == Some(sharer.frame)
+                    && entry.is_verified()
+                    && !table.states.is_name(sharer.page)
+                    && !table.closed;
+                let mut is_ready = is_possible;
+                if is_possible && self.is_saved(sharer.frame, &mut slots, &mut frames).is_none() {
+                    match slots.take() {
+                        Ok((slot, None)) if to_stage == staging_pages => {
+                            slots.release(slot);
+                            is_ready = false;
+                        }
+                        Ok((slot, direct)) => {
+                            to_stage += usize::from(direct.is_none());
+                            sharer.place = Some((slot, direct));
+                        }
+                        Err(reason) => {
+                            refused = Some(reason);
+                            is_ready = false;
+                        }
+                    }
+                }
+                if !is_ready {
+                    left.push(sharer.frame);
+                }
+                is_ready
+            });
+        }
+        if self.pager.far.slots().has_actions() {
+            self.pager.flush_far();
+        }
+        left.into_iter().for_each(|frame| self.pager.put_back_frame(frame));
+        refused
+    }
+
+    /// Where a frame's contents are stored, if they are.
+    fn is_saved(&self, frame: Frame, slots: &mut Store, frames: &mut Frames) -> Option<Saved> {
+        match frames.saved(frame) {
+            Saved::Not => None,
+            Saved::Slot(slot) if slots.is_lost(slot) => {
+                // They are here only, now.
+                frames.forget(frame, slots);
+                None
+            }
+            saved => Some(saved),
+        }
+    }
+
+    /// The agent has made pages the process's own: they leave now.
+    pub(crate) fn owned(&mut self, batch: Batch, leaving: Leaving) {
+        let space = batch.space.clone();
+        self.settle(batch);
+        if space.has_agent() {
+            self.begin(&space, leaving);
+        } else {
+            self.stay_owned(&space, leaving);
+        }
+    }
+
+    /// Pages of which the agent has been told to make them the process's own do not leave.
+    pub(crate) fn stay_owned(&self, space: &Space, mut leaving: Leaving) {
+        let sharers = std::mem::take(&mut leaving.shared);
+        {
+            let mut table = space.lock();
+            sharers.into_iter().for_each(|sharer| self.not_claimed(space, &mut table, sharer));
+        }
+        self.put_back(space, leaving);
+    }
+
+    /// A page of which the agent has been told to make it the process's own does not leave.
+    fn not_claimed(&self, space: &Space, table: &mut Table, sharer: Sharer) {
+        if let Some((slot, _)) = sharer.place {
+            self.pager.far.slots().release(slot);
+        }
+        if table.states.get(sharer.page).frame() == Some(sharer.frame) && !table.closed {
+            self.pager.own_shared(space, table, sharer.page);
+        }
+        self.pager.put_back_frame(sharer.frame);
+    }
+
+    /// Claims those of the pages, which share frames and have been made their process's own, that are to go.
+    pub(crate) fn claim_shared(&self, space: &Space, table: &mut Table, sharers: &[Sharer]) -> Claimed {
+        let (mut victims, mut refused) = (Vec::with_capacity(sharers.len()), None);
+        for &sharer in sharers {
+            let entry = table.states.get(sharer.page);
+            let is_possible = entry.frame() == Some(sharer.frame)
+                && entry.is_verified()
+                && !table.states.is_name(sharer.page)
+                && !table.closed
+                && table.command == 0
+                && space.has_agent();
+            match is_possible.then(|| self.claim_frame(table, sharer)) {
+                Some(Ok(victim)) => victims.push(victim),
+                Some(Err(reason)) => {
+                    refused = reason.or(refused);
+                    self.not_claimed(space, table, Sharer { place: None, ..sharer });
+                }
+                None => self.not_claimed(space, table, sharer),
+            }
+        }
+        Counters::add(&self.pager.stats.counters.shared_drops, victims.len() as u64);
+        Claimed { victims, refused }
+    }
+
+    /// A page that shares a frame is a victim from now on. An error: why there is no place for its contents; its own is given up.
+    fn claim_frame(&self, table: &mut Table, sharer: Sharer) -> Result<Victim, Option<NoRoom>> {
+        let Sharer { page, frame, place } = sharer;
+        let entry = table.states.get(page);
+        let mut slots = self.pager.far.slots();
+        let mut frames = self.pager.sharing.frames();
+        let saved = self.is_saved(frame, &mut slots, &mut frames);
+        if let (Some(_), Some((slot, _))) = (saved, place) {
+            // Another holder has left meanwhile.
+            slots.release(slot);
+        }
+        let (victim, state) = match (saved, place) {
+            (Some(Saved::Zero), _) => (Victim::new(page, None, true, Way::Clean, 0), State::EvictDrop),
+            (Some(Saved::Slot(slot)), _) if slots.share(slot) => {
+                (Victim::new(page, Some(slot), true, Way::Clean, 0), State::EvictDrop)
+            }
+            (Some(_), _) => return Err(None),
+            // What was stored is lost since.
+            (None, None) => match slots.take().map_err(Some)? {
+                (slot, Some(copy)) => {
+                    (Victim::new(page, Some(slot), false, Way::Move, copy), State::EvictCopy)
+                }
+                (slot, None) => {
+                    slots.release(slot);
+                    return Err(None);
+                }
+            },
+            (None, Some((slot, direct))) => {
+                let copy = direct.unwrap_or_default();
+                (Victim::new(page, Some(slot), false, Way::Move, copy), State::EvictCopy)
+            }
+        };
+        let slot = victim.slot.filter(|_| victim.clean);
+        table.states.set(page, entry.with_eviction(state, slot).with_queued(false).with_referenced(false));
+        Ok(victim.with_frame(frame))
+    }
+
+    /// Evictions are about to end: what was saved of pages that share frames is saved for the frames, too, where it is known that
+    /// it was theirs to the end.
+    pub(crate) fn save_frames(&self, space: &Arc<Space>, victims: &[Victim]) {
+        let is_saved =
+            |victim: &&Victim| !victim.clean && matches!(victim.way, Way::Moved(_) | Way::Gone | Way::Keep);
+        let mut saved =
+            victims.iter().filter(is_saved).filter_map(|victim| Some((victim, victim.frame?))).peekable();
+        if saved.peek().is_none() {
+            return;
+        }
+        let table = space.lock();
+        let mut slots = self.pager.far.slots();
+        let mut frames = self.pager.sharing.frames();
+        for (victim, frame) in saved {
+            let (now, entry) = table.states.operation(victim.page);
+            if now != victim.page || entry.is_discarded() {
+                continue;
+            }
+            match victim.slot {
+                Some(slot) if slots.share(slot) => frames.set_saved(frame, Saved::Slot(slot), &mut slots),
+                Some(_) => {}
+                None => frames.set_saved(frame, Saved::Zero, &mut slots),
+            }
+        }
+    }
+}

@@ -1,0 +1,637 @@
+//! Pages that forks share, in the pager: their room, their protection, and who leaves them.
+//!
+//! After a fork, parent and child share [`Frames`], each of which has one page of room. A holder that is about to write takes room for
+//! its copy first ([`Pager::copy_shared`]): the kernel asks, because the page is write-protected. Where room is short, libc's `fork`
+//! has that done before ([`Pager::protect_for_fork`]). Otherwise it is done later, in pieces: only once the copies that holders may
+//! have made unseen would not fit any more, and not within the first milliseconds, in which many children execute another program.
+//! What was copied until then is found by the page tables, and takes its room then ([`Pager::verify`]).
+//!
+//! When other holders have ended, pages become ordinary ones again, in pieces, too.
+//!
+//! How a shared page leaves is in [`crate::shared_out`].
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use tombolo_core::pager::{Forked, Frame, Frames, Left, PAGE_BYTES, Page, PageName, Remains, Seen, State};
+use tombolo_host::pagemap::{self, Held};
+use tombolo_host::timing::pager as timing;
+use tombolo_host::uffd::UffdError;
+
+use crate::events::Fault;
+use crate::pager::Pager;
+use crate::room::{Account, Room};
+use crate::serve::Step;
+use crate::space::{Space, Table};
+use crate::stats::Counters;
+
+/// Pages that are verified or made ordinary before others may have the table: about a millisecond.
+const PIECE_PAGES: u64 = 4096;
+/// Pages of a run of which some are not mapped: it is not split any further.
+const SPLIT_PAGES: u64 = 16;
+/// Frames that are left before others may look at slots and frames: some hundred microseconds.
+const LEFT_AT_ONCE: usize = 4096;
+
+/// What is to be done with all shared pages of a space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    /// Protect them: from then on they are copied where there is room only.
+    Protect,
+    /// Protect them, and verify them.
+    Verify,
+}
+
+#[derive(Debug)]
+struct Task {
+    space: u32,
+    work: Work,
+    due: Instant,
+    /// Ranges that are left, once it has begun.
+    ranges: Option<VecDeque<(Page, Page)>>,
+}
+
+/// Frames whose last holder may have an ordinary page instead.
+#[derive(Debug, Default)]
+struct Alone {
+    frames: Vec<Frame>,
+    /// When to look at them.
+    due: Option<Instant>,
+}
+
+/// Why a holder leaves a frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Departure<'a> {
+    /// The page has been given up, or has room of its own already.
+    Changed,
+    /// It is its space's own from now on, and is to count there. Where nobody else holds the frame, its room becomes the page's.
+    Owned(&'a Account),
+    /// It was evicted: other holders are to follow.
+    Evicted,
+    /// Its space has ended.
+    Ended,
+}
+
+/// The frames, and what is to be done with the pages that share them.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    frames: Mutex<Frames>,
+    /// Room of the frames that can be evicted, and of those that cannot.
+    account: Account,
+    stuck: Account,
+    tasks: Mutex<VecDeque<Task>>,
+    alone: Mutex<Alone>,
+    /// Where so little room is left, the evictor is to look at the tasks.
+    watermark_pages: AtomicU64,
+}
+
+impl Sharing {
+    /// Nothing is shared.
+    pub(crate) fn new(room: &Room) -> Self {
+        let account = Account::default();
+        room.set_limited(&account, true);
+        Self {
+            frames: Mutex::default(),
+            account,
+            stuck: Account::default(),
+            tasks: Mutex::default(),
+            alone: Mutex::default(),
+            watermark_pages: AtomicU64::new(0),
+        }
+    }
+
+    /// The frames, locked: after slots, before replacement.
+    pub(crate) fn frames(&self) -> MutexGuard<'_, Frames> {
+        self.frames.lock()
+    }
+
+    /// Where so little room is left, the evictor is to be woken.
+    pub(crate) fn watermark_pages(&self) -> u64 {
+        self.watermark_pages.load(Ordering::Relaxed)
+    }
+
+    fn schedule(&self, space: u32, work: Work, after: Duration) {
+        let mut tasks = self.tasks.lock();
+        // One that has begun does not come to what is new.
+        let is_known = |task: &Task| task.space == space && task.work == work && task.ranges.is_none();
+        if !tasks.iter().any(is_known) {
+            tasks.push_back(Task { space, work, due: Instant::now() + after, ranges: None });
+        }
+    }
+
+    /// A task that is due, taken from the others.
+    fn due_task(&self) -> Option<Task> {
+        let mut tasks = self.tasks.lock();
+        let now = Instant::now();
+        let at = tasks.iter().position(|task| task.due <= now)?;
+        tasks.remove(at)
+    }
+
+    /// Frames that are due to become ordinary pages, at most a piece.
+    fn due_alone(&self) -> Vec<Frame> {
+        let mut alone = self.alone.lock();
+        if alone.due.is_none_or(|due| due > Instant::now()) {
+            return Vec::new();
+        }
+        let rest = alone.frames.len().saturating_sub(PIECE_PAGES as usize);
+        if rest == 0 {
+            alone.due = None;
+        }
+        alone.frames.split_off(rest)
+    }
+
+    /// After which time there is something to do.
+    fn next_due(&self) -> Option<Duration> {
+        let tasks = self.tasks.lock();
+        if !tasks.iter().any(|task| task.work == Work::Verify) {
+            self.watermark_pages.store(0, Ordering::Relaxed);
+        }
+        let all = tasks.iter().map(|task| task.due).chain(self.alone.lock().due);
+        Some(all.min()?.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// Takes the protection off pages, which stand in order. Where the kernel refuses, the next write is a fault that finds an ordinary page.
+fn make_writable(space: &Space, pages: &[Page]) {
+    for run in pages.chunk_by(|page, next| page + 1 == *next) {
+        let length = run.len() * PAGE_BYTES as usize;
+        let _ = run.first().map(|&page| space.uffd.unprotect_without_wake(Space::address(page), length));
+    }
+}
+
+/// The frames that pages of a space share.
+fn shared_frames(table: &Table) -> impl Iterator<Item = Frame> {
+    let pages = table.states.shared_ranges().into_iter().flat_map(|(first, end)| first..end);
+    pages.filter_map(|page| table.states.get(page).frame())
+}
+
+impl Pager {
+    /// A space has forked: what is resident is shared from now on.
+    pub(crate) fn shared_by_fork(&self, parent: &Space, child: &Space, table: &Table, forked: &Forked) {
+        self.room.pass(&parent.account, &self.sharing.account, forked.shared);
+        self.room.take(&self.sharing.account, forked.frames);
+        if !parent.has_agent() && parent.gets_no_agent() {
+            self.set_stuck(shared_frames(table), true);
+        }
+        self.room.take(&child.account, forked.resident);
+        forked.unnamed.iter().for_each(|&frame| self.put_back_frame(frame));
+        if table.states.unverified_pages() > 0 {
+            for space in [parent, child] {
+                if self.is_short_for(table.states.unprotected_pages()) {
+                    self.sharing.schedule(space.index, Work::Protect, Duration::ZERO);
+                }
+                self.sharing.schedule(space.index, Work::Verify, timing::FORK_PAUSE);
+            }
+            // It looks at the time.
+            self.evictor.ring();
+        }
+    }
+
+    /// An agent serves a space from now on, which was forked before.
+    pub(crate) fn shares_with_agent(&self, space: &Space) {
+        let table = space.lock();
+        if self.sharing.stuck.pages() > 0 {
+            // Where others keep a frame here, that is found again.
+            self.set_stuck(shared_frames(&table), false);
+        }
+        if table.states.unverified_pages() > 0 {
+            self.sharing.schedule(space.index, Work::Verify, timing::FORK_PAUSE);
+            self.evictor.ring();
+        }
+    }
+
+    /// Whether a page is here, and shares a frame.
+    pub(crate) fn shares_frame(&self, space: &Space, page: Page) -> bool {
+        space.lock().states.get(page).frame().is_some()
+    }
+
+    /// What pages of this space have left since the last call: frames that nobody holds any more are free.
+    pub(crate) fn leave_frames(&self, table: &mut Table) {
+        if table.states.has_left() {
+            let left = table.states.take_left();
+            self.frames_left(&left, Departure::Changed);
+        }
+    }
+
+    /// Holders have left these frames.
+    pub(crate) fn frames_left(&self, all: &[Left], why: Departure) {
+        let (mut names, mut alone) = (Vec::new(), Vec::new());
+        for part in all.chunks(LEFT_AT_ONCE) {
+            let (mut freed, mut freed_stuck, mut unstuck) = (0, 0, 0);
+            let mut slots = self.far.slots();
+            let mut frames = self.sharing.frames();
+            for left in part {
+                match frames.leave(left.frame, &mut slots) {
+                    Remains::Nothing { was_stuck: true } => freed_stuck += 1,
+                    Remains::Nothing { was_stuck: false } => freed += 1,
+                    Remains::Holders => {
+                        if left.was_queued && frames.enqueue(left.frame) {
+                            names.push(PageName::of_frame(left.frame));
+                        }
+                        if matches!(why, Departure::Ended) {
+                            // Who could not leave has gone, perhaps; otherwise that is found again.
+                            unstuck += u64::from(frames.set_stuck(left.frame, false));
+                            alone.extend((frames.holders(left.frame) == 1).then_some(left.frame));
+                        }
+                    }
+                }
+            }
+            // Under the lock: what is stuck may change.
+            self.room.pass(&self.sharing.stuck, &self.sharing.account, unstuck);
+            if let Departure::Owned(account) = why {
+                self.room.pass(&self.sharing.account, account, freed);
+                self.room.pass(&self.sharing.stuck, account, freed_stuck);
+                self.room.take(account, part.len() as u64 - freed - freed_stuck);
+            } else {
+                self.room.give_back(&self.sharing.account, freed);
+                self.room.give_back(&self.sharing.stuck, freed_stuck);
+            }
+        }
+        if !alone.is_empty() {
+            let mut all = self.sharing.alone.lock();
+            all.frames.extend(alone);
+            // Several may end together.
+            all.due.get_or_insert_with(|| Instant::now() + timing::SHARING_PAUSE);
+            self.evictor.ring();
+        }
+        if names.is_empty() {
+            return;
+        }
+        let mut replacement = self.replacement.lock();
+        if matches!(why, Departure::Evicted) {
+            replacement.retry(names);
+        } else {
+            names.into_iter().for_each(|name| replacement.reinsert(name));
+        }
+    }
+
+    /// Whether frames can be evicted is known now.
+    pub(crate) fn set_stuck(&self, all: impl IntoIterator<Item = Frame>, is_stuck: bool) {
+        let mut frames = self.sharing.frames();
+        let changed = all.into_iter().filter(|frame| frames.set_stuck(*frame, is_stuck)).count() as u64;
+        let (from, to) = if is_stuck {
+            (&self.sharing.account, &self.sharing.stuck)
+        } else {
+            (&self.sharing.stuck, &self.sharing.account)
+        };
+        self.room.pass(from, to, changed);
+    }
+
+    /// Pages that have shared frames are their space's own from now on, and count as such.
+    fn owned(&self, space: &Space, table: &mut Table, pages: &[Page]) {
+        pages.iter().for_each(|&page| self.queue(space, table, page, None));
+        let left = table.states.take_left();
+        self.frames_left(&left, Departure::Owned(&space.account));
+    }
+
+    /// A write to a page that others share: the kernel makes a copy, for which there has to be room.
+    pub(crate) fn copy_shared(
+        &self,
+        space: &Arc<Space>,
+        table: &mut Table,
+        fault: Fault,
+        frame: Frame,
+    ) -> Step {
+        // The only holder needs no other room than the frame's.
+        let is_alone = self.sharing.frames().holders(frame) <= 1;
+        if !is_alone && self.reserve(space, 1) == 0 {
+            self.wait_for_room(fault);
+            return Step::Done;
+        }
+        match space.unprotect(table, fault.page) {
+            Err(UffdError::Again(_)) => {
+                self.unreserve(space, u64::from(!is_alone));
+                return Step::Again;
+            }
+            Err(_) => space.wake_later(table, fault.page, 1),
+            Ok(()) => {}
+        }
+        table.states.written(fault.page, &mut self.far.slots());
+        if is_alone {
+            self.owned(space, table, &[fault.page]);
+        } else {
+            Counters::add(&self.stats.counters.fork_copies, 1);
+            self.queue(space, table, fault.page, None);
+            self.leave_frames(table);
+        }
+        Step::Done
+    }
+
+    /// A fault on a page that is there by what the table says, and shared. Returns whether it is not there, or that cannot be told: it is
+    /// this space's own, and the fault is to be decided anew.
+    pub(crate) fn shared_is_absent(&self, space: &Space, table: &mut Table, page: Page) -> bool {
+        if space.holds(page) == Some(true) {
+            space.wake_later(table, page, 1);
+            return false;
+        }
+        self.own_shared(space, table, page);
+        true
+    }
+
+    /// Protects the pages of these ranges that share frames, and looks whether they still do. Those that do not are the space's own from
+    /// now on.
+    pub(crate) fn verify(
+        &self,
+        space: &Space,
+        table: &mut Table,
+        ranges: &[(Page, Page)],
+    ) -> Result<(), UffdError> {
+        let mut runs = Vec::new();
+        for &(first, end) in ranges {
+            self.protect_range(space, table, first, end)?;
+            let mut from = first;
+            while let Some((page, count)) = table.states.unverified_run(from, end) {
+                runs.push((page, count));
+                from = page + count;
+            }
+        }
+        let seen = self.look_at_shared(space, &runs);
+        // By a fork that is under way, pages are shared that were not when they were protected.
+        if space.is_changing() {
+            return Err(UffdError::Again(0));
+        }
+        let pages = || runs.iter().flat_map(|&(page, count)| page..page + count);
+        let is_left = {
+            let frames = self.sharing.frames();
+            pages().zip(&seen).any(|(page, seen)| {
+                let frame = table.states.get(page).frame();
+                *seen == Seen::Exclusive && frame.is_some_and(|frame| frames.holders(frame) > 1)
+            })
+        };
+        // Others have copies, or have ended, of which nothing has been heard.
+        if is_left && self.close_others_unused(space) {
+            return Err(UffdError::Again(0));
+        }
+        let mut writable = Vec::new();
+        for (page, seen) in pages().zip(seen) {
+            if table.states.get(page).is_verified() {
+                continue;
+            }
+            self.verified(space, table, page, seen);
+            let entry = table.states.get(page);
+            if entry.state() == State::Resident && !entry.is_protected() && entry.frame().is_none() {
+                writable.push(page);
+            }
+        }
+        make_writable(space, &writable);
+        Ok(())
+    }
+
+    /// Protects the pages of a range that share frames and are not protected: 20 ns a page.
+    fn protect_range(
+        &self,
+        space: &Space,
+        table: &mut Table,
+        first: Page,
+        end: Page,
+    ) -> Result<(), UffdError> {
+        let mut from = first;
+        while let Some((page, count)) = table.states.unprotected_run(from, end) {
+            Self::protect_run(space, table, page, count)?;
+            from = page + count;
+        }
+        Ok(())
+    }
+
+    fn protect_run(space: &Space, table: &mut Table, page: Page, count: u64) -> Result<(), UffdError> {
+        let (address, length) = (Space::address(page), (count * PAGE_BYTES) as usize);
+        match space.at_rest(space.uffd.write_protect(address, length, true)) {
+            Ok(()) => (page..page + count).for_each(|page| table.states.protected(page)),
+            Err(error @ (UffdError::Again(_) | UffdError::Gone)) => return Err(error),
+            // A part of it is not mapped: the child has not inherited it. What is not protected around there is found when it is looked at.
+            Err(_) if count > SPLIT_PAGES => {
+                let half = count / 2;
+                Self::protect_run(space, table, page, half)?;
+                Self::protect_run(space, table, page + half, count - half)?;
+            }
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    fn verified(&self, space: &Space, table: &mut Table, page: Page, seen: Seen) {
+        let is_own = {
+            let mut slots = self.far.slots();
+            table.states.verify(page, seen, &mut slots, &self.sharing.frames())
+        };
+        if is_own {
+            self.owned(space, table, &[page]);
+        } else {
+            self.leave_frames(table);
+        }
+    }
+
+    /// What the page tables say. What cannot be told counts as not shared: such a page is right as the space's own, too.
+    fn look_at_shared(&self, space: &Space, runs: &[(Page, u64)]) -> Vec<Seen> {
+        let count: u64 = runs.iter().map(|(_, count)| *count).sum();
+        let runs: Vec<(u64, u64)> = runs.iter().map(|&(page, count)| (Space::address(page), count)).collect();
+        let look = |thread| -> io::Result<Vec<Seen>> {
+            if pagemap::has_merged_pages(thread) {
+                return Ok(Vec::new());
+            }
+            let held = pagemap::look(thread, &runs)?;
+            Ok(held
+                .into_iter()
+                .map(|held| match held {
+                    Held::Nothing => Seen::Absent,
+                    Held::InMemory => Seen::Shared,
+                    Held::InMemoryAlone | Held::Elsewhere => Seen::Exclusive,
+                })
+                .collect())
+        };
+        let program = space.named_program();
+        let seen = program.and_then(|program| space.by_program(&program, look).ok()??.ok());
+        seen.filter(|seen| !seen.is_empty()).unwrap_or_else(|| vec![Seen::Exclusive; count as usize])
+    }
+
+    /// Does a piece of what is to be done with shared pages. Returns after which time there is more to do.
+    pub(crate) fn share_on(&self) -> Option<Duration> {
+        if let Some(task) = self.sharing.due_task() {
+            self.do_task(task);
+        }
+        let alone = self.sharing.due_alone();
+        if !alone.is_empty() {
+            self.collapse_frames(&alone);
+        }
+        self.sharing.next_due()
+    }
+
+    fn do_task(&self, mut task: Task) {
+        if self.space(task.space).is_none() {
+            return;
+        }
+        if task.work == Work::Verify && task.ranges.is_none() {
+            let unprotected = self.unprotected_pages(task.space);
+            if self.room.free() >= unprotected.cast_signed() && unprotected > 0 {
+                // Whatever has been copied unseen, there is room for it. The evictor is woken when there is not.
+                self.sharing.watermark_pages.fetch_max(unprotected, Ordering::Relaxed);
+                task.due = Instant::now() + timing::SHARING_LONG_PAUSE;
+                return self.sharing.tasks.lock().push_back(task);
+            }
+        }
+        if let Some(again) = self.do_piece(&mut task) {
+            task.due = Instant::now() + again;
+            self.sharing.tasks.lock().push_front(task);
+        }
+    }
+
+    /// Room is short: what was put off because there was enough is due now.
+    pub(crate) fn verify_now(&self) {
+        let unprotected = self.sharing.watermark_pages();
+        if unprotected > 0 && self.room.free() < unprotected.cast_signed() {
+            self.sharing.watermark_pages.store(0, Ordering::Relaxed);
+            let now = Instant::now();
+            for task in self.sharing.tasks.lock().iter_mut().filter(|task| task.work == Work::Verify) {
+                task.due = task.due.min(now);
+            }
+        }
+    }
+
+    /// Pages that may be copied unseen until they are verified, of this space and of others.
+    fn unprotected_pages(&self, space: u32) -> u64 {
+        let mut spaces: Vec<u32> = {
+            let tasks = self.sharing.tasks.lock();
+            tasks.iter().filter(|task| task.work == Work::Verify).map(|task| task.space).collect()
+        };
+        spaces.push(space);
+        spaces.sort_unstable();
+        spaces.dedup();
+        let spaces = spaces.into_iter().filter_map(|space| self.space(space));
+        spaces.map(|space| space.lock().states.unprotected_pages()).sum()
+    }
+
+    /// Protects what a fork has left shared, if not all copies of it would fit.
+    pub(crate) fn protect_if_short(&self, space: &Space, table: &mut Table) {
+        if self.is_short_for(table.states.unprotected_pages()) {
+            // Where mappings are changing again, there is a task for it.
+            let _ = self.protect(space, table);
+        }
+    }
+
+    /// A fork begins: where room is short, what is resident is protected, so that no copy is made unseen. The fork waits: 10 ms for 2 GiB.
+    /// What is shared already is verified, which takes several times as long: what is not counts as many times as it is forked.
+    pub(crate) fn protect_for_fork(&self, space: &Space, table: &mut Table) {
+        space.stop_touching(table);
+        // Of those that are not verified, each counts once more from now on.
+        if !self.is_short_for(space.account.pages() + table.states.unverified_pages()) {
+            return;
+        }
+        // Where the kernel refuses, it is found out after the fork what was written.
+        if table.states.unverified_pages() > 0 && space.named_program().is_some() {
+            // Once more, where others have ended meanwhile.
+            let ranges = table.states.shared_ranges();
+            if let Err(UffdError::Again(_)) = self.verify(space, table, &ranges) {
+                let _ = self.verify(space, table, &ranges);
+            }
+        }
+        for (first, end) in table.states.resident_ranges() {
+            let mut from = first;
+            while let Some((page, count)) = table.states.writable_run(from, end) {
+                let _ = Self::protect_run(space, table, page, count);
+                from = page + count;
+            }
+        }
+    }
+
+    /// Whether there is too little room for copies of these pages, in parent and child.
+    fn is_short_for(&self, pages: u64) -> bool {
+        pages > 0 && self.room.free() < 2 * pages.cast_signed()
+    }
+
+    /// Protects all pages that share frames: 10 ms for 2 GiB.
+    fn protect(&self, space: &Space, table: &mut Table) -> Result<(), UffdError> {
+        for (first, end) in table.states.shared_ranges() {
+            self.protect_range(space, table, first, end)?;
+        }
+        Ok(())
+    }
+
+    /// A piece of a task. Returns after which time to go on, if there is more.
+    fn do_piece(&self, task: &mut Task) -> Option<Duration> {
+        let space = self.space(task.space)?;
+        // Its page tables cannot be looked at. When it gets an agent, there is another task.
+        if task.work == Work::Verify && space.named_program().is_none() {
+            return None;
+        }
+        let mut guard = space.lock();
+        let table = &mut *guard;
+        if table.closed {
+            return None;
+        }
+        if task.work == Work::Protect {
+            return match self.protect(&space, table) {
+                Err(UffdError::Again(_)) => Some(timing::FORK_END_PAUSE),
+                _ => None,
+            };
+        }
+        let ranges = task.ranges.get_or_insert_with(|| table.states.shared_ranges().into());
+        let (mut piece, mut pages) = (Vec::new(), 0);
+        while pages < PIECE_PAGES
+            && let Some((first, end)) = ranges.pop_front()
+        {
+            pages += end - first;
+            piece.push((first, end));
+        }
+        match self.verify(&space, table, &piece) {
+            Ok(()) => (!ranges.is_empty()).then_some(Duration::ZERO),
+            Err(UffdError::Again(_)) => {
+                piece.into_iter().rev().for_each(|range| ranges.push_front(range));
+                Some(timing::CHANGE_PAUSE)
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// A page that shares a frame counts as its space's own from now on: it is, or cannot be told from one that is.
+    pub(crate) fn own_shared(&self, space: &Space, table: &mut Table, page: Page) {
+        table.states.own(page, &mut self.far.slots(), &self.sharing.frames());
+        self.owned(space, table, &[page]);
+    }
+
+    /// Pages that are the only holders of these frames are ordinary again.
+    fn collapse_frames(&self, frames: &[Frame]) {
+        let mut left: Vec<(Frame, Page)> = {
+            let known = self.sharing.frames();
+            let alone = frames.iter().filter(|frame| known.holders(**frame) == 1);
+            alone.map(|&frame| (frame, known.page(frame))).collect()
+        };
+        for space in self.all_spaces() {
+            let mut table = space.lock();
+            if left.is_empty() || table.closed || table.states.shared_pages() == 0 {
+                continue;
+            }
+            let mut pages = Vec::new();
+            left.retain(|&(frame, page)| {
+                let found = table.states.holder(frame, page);
+                pages.extend(found);
+                found.is_none()
+            });
+            pages.sort_unstable();
+            self.collapse(&space, &mut table, &pages);
+        }
+    }
+
+    /// Of these pages, which stand in order, those are ordinary again that are the only holders of their frames.
+    fn collapse(&self, space: &Space, table: &mut Table, pages: &[Page]) {
+        let (mut own, mut writable) = (Vec::new(), Vec::new());
+        {
+            let mut slots = self.far.slots();
+            let frames = self.sharing.frames();
+            for &page in pages {
+                // Its space may have forked since.
+                if table.states.get(page).frame().is_none_or(|frame| frames.holders(frame) != 1) {
+                    continue;
+                }
+                if table.states.collapse(page, &mut slots, &frames) {
+                    writable.push(page);
+                }
+                own.push(page);
+            }
+        }
+        make_writable(space, &writable);
+        self.owned(space, table, &own);
+    }
+}
