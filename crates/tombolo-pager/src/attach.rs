@@ -200,7 +200,7 @@ impl Reception {
                 Some(agent) if !agent.serves_its_program() => self.pager.close_space(&space),
                 Some(_) => {}
                 None if space.has_retired_agent() || self.pager.close_if_unused(&space) => {}
-                None if space.began.elapsed() > timing::AGENT_HELLO_TIMEOUT => {
+                None if space.began.elapsed() > timing::AGENT_HELLO_TIMEOUT && !space.is_unused() => {
                     self.say_without_agent(&space, || "it has made none, and may be forbidden to".into());
                 }
                 None => {}
@@ -363,7 +363,7 @@ impl Reception {
     fn forget_what_was_not_inherited(&self, space: &Arc<Space>, agent: &Program) -> io::Result<()> {
         let (mut table, mapped) = self.pager.look_at_rest(space, |_| process::mappings(agent.pid))?;
         let mut mapped = mapped.into_iter().peekable();
-        if process::has_ended(&agent.pidfd) {
+        if table.closed || process::has_ended(&agent.pidfd) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         for (first, end) in table.states.ranges_within(0, Page::MAX) {
@@ -390,12 +390,20 @@ impl Reception {
     fn welcome(&self, space: &Arc<Space>, agent: Arc<Agent>) -> io::Result<()> {
         let data = epoll::EventData::new_u64(u64::from(space.index));
         // Hang-ups are reported without being asked for.
-        epoll::add(&self.epoll, &*agent, data, epoll::EventFlags::empty())?;
+        epoll::add(&self.epoll, &*agent, data, epoll::EventFlags::ONESHOT)?;
         let data = epoll::EventData::new_u64(u64::from(space.index) | PROGRAM);
-        epoll::add(&self.epoll, &agent.program.pidfd, data, epoll::EventFlags::IN)?;
+        epoll::add(
+            &self.epoll,
+            &agent.program.pidfd,
+            data,
+            epoll::EventFlags::IN | epoll::EventFlags::ONESHOT,
+        )?;
         {
             // No command comes before: the agent would take it for the answer.
-            let _table = space.lock();
+            let table = space.lock();
+            if table.closed {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
             space.attach(agent.clone());
             self.pager.room.set_limited(&space.account, true);
             if let Err(error) = send_welcome(&*agent, &Welcome::default(), &space.uffd) {

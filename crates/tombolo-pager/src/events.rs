@@ -15,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tombolo_core::pager::{PAGE_BYTES, Page, State};
+use tombolo_core::pager::{PAGE_BYTES, Page, State, Table as States};
 use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::{Event, Userfaultfd};
 
@@ -315,6 +315,7 @@ impl Pager {
             if own.closed {
                 // The fork has failed, and that was noticed already.
                 self.free_states(&mut own);
+                own.states = States::default();
                 self.room.give_back(&child.account, child.account.pages());
                 return;
             }

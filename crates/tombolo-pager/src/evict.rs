@@ -345,7 +345,11 @@ impl Pager {
             }
             left -= space.lock().states.release_clean(left, &mut self.far.slots());
         }
-        if left > 0 {
+        // Others may have the frames in between.
+        for _ in 0..self.sharing.frames().looks() {
+            if left == 0 {
+                break;
+            }
             let mut slots = self.far.slots();
             left -= self.sharing.frames().release_saved(left, &mut slots);
         }

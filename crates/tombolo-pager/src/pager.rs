@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use tombolo_core::pager::{
-    Left, Outcome, PAGE_BYTES, Page, PageName, Replacement, State, TOUCH_MAX, WriteHabit,
+    Left, Outcome, PAGE_BYTES, Page, PageName, Replacement, State, TOUCH_MAX, Table as States, WriteHabit,
 };
 use tombolo_host::process;
 use tombolo_host::sparse::Pages;
@@ -24,6 +24,7 @@ use crate::events::{Deferred, Fault};
 use crate::handler::PollSet;
 use crate::home::Home;
 use crate::keeper::Keeper;
+use crate::locked::Locked;
 use crate::protocol::STAGING_PAGES;
 use crate::room::Room;
 use crate::sharing::{Departure, Sharing};
@@ -285,25 +286,28 @@ impl Pager {
     /// Closes the other spaces whose memory nobody has any more, of whose end nothing has been heard yet: what they shared is not shared any
     /// more. Returns whether there were any.
     pub(crate) fn close_others_unused(&self, own: &Space) -> bool {
-        let others = self.all_spaces().into_iter().filter(|space| space.index != own.index);
-        others.filter(|space| self.close_if_unused(space)).count() > 0
+        let others =
+            self.all_spaces().into_iter().filter(|space| space.index != own.index && space.is_unused());
+        // Two tables are locked: whoever has the other one may wait for this one.
+        others.filter(|space| space.try_lock().is_some_and(|table| self.close(space, table))).count() > 0
     }
 
     /// Closes a space whose memory nobody has any more. Returns whether it did.
     pub fn close_if_unused(&self, space: &Arc<Space>) -> bool {
-        if !space.is_unused() {
+        space.is_unused() && self.close(space, space.lock())
+    }
+
+    fn close(&self, space: &Arc<Space>, mut table: Locked<'_>) -> bool {
+        if table.closed || table.command != 0 || table.states.is_followed() {
             return false;
         }
-        {
-            let mut table = space.lock();
-            if table.closed || table.command != 0 || table.states.is_followed() {
-                return false;
-            }
-            table.closed = true;
-            let names = self.free_states(&mut table);
-            self.replacement.lock().ended(space.index, names);
-            self.room.give_back(&space.account, space.account.pages());
-        }
+        table.closed = true;
+        let names = self.free_states(&mut table);
+        self.replacement.lock().ended(space.index, names);
+        self.room.give_back(&space.account, space.account.pages());
+        // Nobody gives up a second time what it had.
+        table.states = States::default();
+        drop(table);
         for poll in &self.polls {
             poll.remove_space(space);
         }

@@ -103,12 +103,8 @@ impl Pager {
                 for &&(space, page, _) in &able {
                     leaving.entry(space).or_default().shared.push(Sharer { page, frame, place: None });
                 }
-            } else if able.is_empty() {
-                // All of them are on their way.
-                self.put_back_frame(frame);
             } else {
-                // What has begun to leave goes on next.
-                self.retry_frame(frame);
+                self.put_back_frame(frame);
             }
         }
         leaving.values_mut().for_each(|leaving| leaving.shared.sort_unstable_by_key(|sharer| sharer.page));

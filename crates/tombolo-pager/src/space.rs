@@ -370,6 +370,11 @@ impl Space {
         Locked::new(self, lock_actively(&self.table))
     }
 
+    /// The same, if nobody has it.
+    pub fn try_lock(&self) -> Option<Locked<'_>> {
+        self.table.try_lock().map(|table| Locked::new(self, table))
+    }
+
     /// The address of a page.
     pub fn address(page: Page) -> u64 {
         page * PAGE_BYTES

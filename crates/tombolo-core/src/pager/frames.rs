@@ -166,6 +166,11 @@ impl Frames {
         }
     }
 
+    /// How often [`Frames::release_saved`] is to be called to look at all frames.
+    pub fn looks(&self) -> usize {
+        if self.stored == 0 { 0 } else { self.records.len().div_ceil(LOOKED_AT_ONCE) }
+    }
+
     /// Far memory is full: gives up to `want` slots up of those that nobody else shares, as evicted holders do. Returns how
     /// many of the next frames had such.
     pub fn release_saved(&mut self, want: u64, slots: &mut Store) -> u64 {

@@ -73,6 +73,9 @@ impl Node {
                 && self.fabric.pause_or_resume(&connection)
             {
                 self.pump();
+            } else if connection.is_paused.load(Ordering::Relaxed) {
+                // One that was silent a moment before, too, was not told of yet.
+                connection.tell_of_silence();
             }
         }
         if self.fabric.send_waiting_third_party() {

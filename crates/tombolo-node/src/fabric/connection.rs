@@ -81,7 +81,7 @@ impl Connection {
     }
 
     /// Says that the link does not answer, or answers again.
-    pub(super) fn tell_of_silence(&self) {
+    pub(crate) fn tell_of_silence(&self) {
         let is_silent = self.is_paused.load(Ordering::Relaxed);
         if !self.silence.lock().is_news(is_silent, Instant::now()) {
             return;

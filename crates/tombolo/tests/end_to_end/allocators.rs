@@ -42,8 +42,7 @@ fn threads_and_forks_beside_mimalloc() {
 fn children_use_the_heap_that_another_thread_was_changing() {
     needs!("cc");
     let words = [compiled("crossing", &[]), "24".into()];
-    // As in `interrupted`: forks come at any moment of an eviction.
-    let outcome = far(&Program::new(&words).within(200), "6M");
+    let outcome = far(&Program::new(&words).forking(), "6M");
     assert!(outcome.counter("forks") >= 40, "{:#}", outcome.report());
 }
 

@@ -225,14 +225,10 @@ impl Program {
         self
     }
 
-    /// It forks and writes at once: what is copied before the fork is known of may exceed the limit for a moment.
-    pub fn forking(self) -> Self {
-        self.within(150)
-    }
-
-    /// How much of `--local` it may use, in percent.
-    pub fn within(mut self, limit_percent: u64) -> Self {
-        self.limit_percent = limit_percent;
+    /// It forks at any moment of an eviction, and writes at once. What is copied before the fork is known of may exceed the limit for a
+    /// moment; and what a process had that has ended counts until its agent has ended, too, for which that needs a processor.
+    pub fn forking(mut self) -> Self {
+        self.limit_percent = 250;
         self
     }
 
