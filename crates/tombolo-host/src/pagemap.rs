@@ -106,7 +106,8 @@ mod tests {
             }
         }
         let shared = look(own, &[(page, 1)]);
-        // The kernel pins what it reads, and whoever pins a page is to find what its process writes there later.
+        // `process_vm_readv` pins the page. The kernel gives this process a page of its own first, so that whoever has pinned it sees what
+        // this process writes there later.
         crate::process::read_exactly(own, page, &mut [0]).unwrap();
         let own_again = look(own, &[(page, 1)]);
         // SAFETY: the child of this process.

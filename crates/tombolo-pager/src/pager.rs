@@ -1,7 +1,8 @@
 //! The pager's shared state, and what its threads have in common.
 //!
 //! Locks, in the order they may be taken: a space's table, its child's, then slots,
-//! then frames, then replacement. A space's table is locked while its events are read and its pages
+//! then frames, then replacement. The tasks of [`crate::sharing`] may be locked with a table locked, and the frames left alone
+//! inside them; accounts are innermost. A space's table is locked while its events are read and its pages
 //! are mapped, and while a handler waits for the gate: microseconds, and milliseconds
 //! where the agent has lost its processor, where pages that a fork shares are verified, and where they are protected (10 ms for
 //! 2 GiB). No lock is held while waiting for an agent's
@@ -283,12 +284,12 @@ impl Pager {
         }
     }
 
-    /// Closes the other spaces whose memory nobody has any more, of whose end nothing has been heard yet: what they shared is not shared any
-    /// more. Returns whether there were any.
+    /// Closes the other spaces whose address space has ended, where the event that tells of its end has not been read: the frames that they
+    /// held have fewer holders then. The caller has `own`'s table locked. Returns whether there were any.
     pub(crate) fn close_others_unused(&self, own: &Space) -> bool {
         let others =
             self.all_spaces().into_iter().filter(|space| space.index != own.index && space.is_unused());
-        // Two tables are locked: whoever has the other one may wait for this one.
+        // Without waiting: a thread that has the other table locked may wait for `own`'s.
         others.filter(|space| space.try_lock().is_some_and(|table| self.close(space, table))).count() > 0
     }
 
@@ -305,7 +306,7 @@ impl Pager {
         let names = self.free_states(&mut table);
         self.replacement.lock().ended(space.index, names);
         self.room.give_back(&space.account, space.account.pages());
-        // Nobody gives up a second time what it had.
+        // Whoever still has this space in a list, and does not ask whether it is closed, finds no slot and no frame to release again.
         table.states = States::default();
         drop(table);
         for poll in &self.polls {

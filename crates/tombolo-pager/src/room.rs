@@ -1,6 +1,6 @@
 //! How much is resident, and how much may be.
 //!
-//! Pages of a space without an agent cannot be evicted. They are counted apart, so that
+//! Pages of a space without an agent cannot be evicted, nor frames that such a space holds. They are counted apart, so that
 //! they do not push the others out; and where nothing else can be evicted either, the limit
 //! gives way by an *allowance*, which shrinks again while evictions succeed.
 
@@ -136,7 +136,7 @@ impl Room {
         }
     }
 
-    /// So many pages are limited from now on, or are not any more.
+    /// Adds pages to those that count against the limit, or takes them away.
     fn count_limited(&self, limited: bool, pages: u64) {
         if limited {
             self.limited.fetch_add(pages, Ordering::Relaxed);

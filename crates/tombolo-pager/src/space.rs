@@ -416,7 +416,7 @@ impl Space {
         self.has_agent.load(Ordering::Acquire)
     }
 
-    /// Whether one without an agent gets none any more: it has lost its agent, or may have none.
+    /// Of a space without an agent, whose program runs: whether it gets none any more, since it has lost its agent, or may have none.
     pub fn gets_no_agent(&self) -> bool {
         self.agent_refused.load(Ordering::Relaxed) || self.named_program().is_some()
     }

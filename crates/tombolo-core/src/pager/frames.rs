@@ -171,8 +171,8 @@ impl Frames {
         if self.stored == 0 { 0 } else { self.records.len().div_ceil(LOOKED_AT_ONCE) }
     }
 
-    /// Far memory is full: gives up to `want` slots up of those that nobody else shares, as evicted holders do. Returns how
-    /// many of the next frames had such.
+    /// Far memory is full: releases up to `want` slots that only their frames use, of the next frames. (A slot that an evicted
+    /// holder uses, too, would not become free.) Returns how many it released.
     pub fn release_saved(&mut self, want: u64, slots: &mut Store) -> u64 {
         let mut released = 0;
         let count = self.records.len();

@@ -123,7 +123,7 @@ impl Entry {
         (self.state() == State::Resident && self.0 & SHARED != 0).then_some((self.0 >> SLOT_SHIFT) as Frame)
     }
 
-    /// The same page, resident, sharing this frame. Whether it is protected, and verified, stays.
+    /// The same page, resident, sharing this frame. Its flags "protected" and "verified" do not change.
     #[must_use]
     pub fn with_frame(self, frame: Frame) -> Self {
         let shared = self.with_state(State::Resident).with_slot(None);

@@ -14,8 +14,9 @@
 //! A page that the kernel has refused to move for its mapping's sake (it is locked, or of a read-only mapping that is never dropped from)
 //! waits in a queue of its own: it comes up now and then, since its mapping may have changed.
 //!
-//! The kernel does not move a page that a fork shares, either. When its agent has been told to make it the process's own, it is tried again
-//! before any other ([`Replacement::pop_retry`]): at its turn, behind all others, another fork may have shared it again.
+//! The kernel does not move a page that a fork shares, either. The evictor tries it again before any other
+//! ([`Replacement::pop_retry`]), and has its agent make it the process's own first: at its turn, behind all others, another fork may
+//! have shared it again.
 //!
 //! A page that shares a frame stands for the frame, under its own name. When it does not any more, and the frame has other holders,
 //! the frame has a name of its own.
@@ -169,7 +170,8 @@ impl Replacement {
         self.refused.push_back(name);
     }
 
-    /// Pages that came up and could not leave because they were shared: their agent has been told to make them its process's own.
+    /// Pages that came up and could not leave because they were shared, and frames of which a holder has left: they come up before any other.
+    /// The evictor has pages made their process's own by its agent first.
     pub fn retry(&mut self, names: impl IntoIterator<Item = PageName>) {
         self.retries.extend(names);
     }

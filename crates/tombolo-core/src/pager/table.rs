@@ -95,7 +95,7 @@ pub enum Outcome {
     Stays(Option<u32>),
     /// As [`Outcome::Stays`], since the kernel refuses to move the page: it would do so again.
     Refused(Option<u32>),
-    /// As [`Outcome::Stays`], since it is shared, or pinned: the agent is being told to make it the process's own.
+    /// As [`Outcome::Stays`], since it is shared, or pinned: when its name comes up next, the agent makes it the process's own first.
     Shared(Option<u32>),
     /// The contents are gone.
     Lost,
@@ -633,12 +633,12 @@ impl Table {
         self.run(from, end, is_unverified)
     }
 
-    /// The same of pages that share a frame and are not protected. Those that lie between may be protected, too.
+    /// As [`Table::unverified_run`], for pages that share a frame and are not protected. The caller may protect the pages between, too.
     pub fn unprotected_run(&self, from: Page, end: Page) -> Option<(Page, u64)> {
         self.run(from, end, is_unprotected)
     }
 
-    /// The same of pages that are to be protected before a fork, which are resident and not protected.
+    /// As [`Table::unprotected_run`], for all resident pages that are not protected: a fork is about to share them.
     pub fn writable_run(&self, from: Page, end: Page) -> Option<(Page, u64)> {
         self.run(from, end, |entry| entry.state() == State::Resident && !entry.is_protected())
     }

@@ -64,8 +64,8 @@ pub const FORK_PAUSE: Duration = Duration::from_millis(5);
 pub const FORK_END_PAUSE: Duration = Duration::from_micros(20);
 /// How long after the end of a space that shared pages others look at theirs: several may end together.
 pub const SHARING_PAUSE: Duration = Duration::from_millis(2);
-/// While there is room for all copies that the holders of shared pages may make, this is how often that is looked at if nobody asks. A
-/// bound, not a measurement: who takes room asks.
+/// While there is room for all copies that the holders of shared pages may make, the evictor looks this often whether there still is. A
+/// bound, not a measurement: whoever takes the last of that room wakes it.
 pub const SHARING_LONG_PAUSE: Duration = Duration::from_secs(1);
 /// After this time without a hello, what a forked child shares is not expected to leave it. A bound, not a measurement.
 pub const AGENT_HELLO_LATE: Duration = Duration::from_secs(1);
