@@ -25,7 +25,6 @@ pub mod fuzzing;
 mod lending;
 mod memory;
 mod programs;
-mod silence;
 
 pub use driver::node::{Node, NodeEvent, NodeEvents, Owner};
 pub use driver::serve::{PeerEvent, Turn, receive_programs, serve};

@@ -17,7 +17,7 @@ use tombolo_wire::{Ack, Checksums, MAX_BLOCK_BYTES, MAX_HEADER_BYTES};
 use crate::fabric::label::PeerLabel;
 use crate::fabric::life::NodeIdentity;
 use crate::fabric::neighbour::Neighbour;
-use crate::silence::Silence;
+use crate::fabric::silence::Silence;
 
 /// A link to another node.
 #[derive(Debug)]

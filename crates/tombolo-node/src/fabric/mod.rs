@@ -3,7 +3,7 @@
 //! It owns the table of links with the engine that sends by them ([`table`]), the state of each link
 //! ([`connection`]), the nodes at the other ends ([`neighbour`]) with their identities and numbers, what is
 //! permitted to them ([`admission`]), and what nodes say to each other ([`messages`]). It joins wanted nodes and
-//! keeps them joined ([`neighbourhood`], [`joining`]).
+//! keeps them joined ([`neighbourhood`], [`joining`]), and says when one does not answer ([`silence`]).
 //!
 //! It calls no other room. What it needs of the node that drives its links stands in [`link_driver`].
 
@@ -19,5 +19,6 @@ pub(crate) mod neighbour;
 pub(crate) mod neighbourhood;
 pub(crate) mod numbers;
 pub(crate) mod paths;
+pub(crate) mod silence;
 pub(crate) mod table;
 pub(crate) mod third_party;

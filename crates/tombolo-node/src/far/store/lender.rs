@@ -17,9 +17,9 @@ use crate::driver::path_maintainer::{PathLossSink, PathMaintainer};
 use crate::fabric::connection::Connection;
 use crate::fabric::joining::Paths;
 use crate::fabric::messages::{Reply, Request};
+use crate::fabric::silence::Silence;
 use crate::far::asking::{BorrowError, ask, ask_status, refused};
 use crate::far::front::FarEvent;
-use crate::silence::Silence;
 
 /// The round trip that is assumed of a lender over UDP before any was measured; a read is late after
 /// four of them, or 50 ms, if that is more.
