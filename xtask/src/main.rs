@@ -18,7 +18,7 @@ usage: cargo xtask <task>
 
   test [--full] [NAME...]
                        install what the tests need, then run all, or those whose names contain a NAME
-                       (--full: long soaks, more seeds, large programs, hours;
+                       (--full: long soaks, more seeds, large programs;
                        TOMBOLO_REQUIRE_ALL=1: leaving a test out is a failure)
   lint                 formatting, clippy, documentation, licences and advisories
   ci                   both, and nothing may be left out

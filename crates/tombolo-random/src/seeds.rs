@@ -31,7 +31,7 @@ pub enum Seeds {
 pub const USUAL_TIME: Duration = Duration::from_secs(2);
 
 /// How long a full test goes on with new seeds.
-pub const FULL_TIME: Duration = Duration::from_secs(60);
+pub const FULL_TIME: Duration = Duration::from_secs(30);
 
 /// What the environment says of seeds.
 #[derive(Clone, Copy, Debug, Default)]

@@ -15,12 +15,12 @@ use rustix::process::Signal;
 fn a_sqlite_database_in_memory() {
     needs!("sqlite3");
     let lender = Lender::start(Link::Shm, "4G");
-    let script = script(sized(150_000, 2_000_000));
+    let script = script(sized(150_000, 800_000));
     let words = [&path_of("sqlite3"), "-batch", ":memory:"];
     let outcome = Program::new(&words)
         .input(script)
         .remote(sized("256M", "3G"))
-        .same_on(&[&lender], sized("16M", "160M"));
+        .same_on(&[&lender], sized("16M", "64M"));
     assert!(outcome.text().trim_end().ends_with("ok"), "the integrity check");
 }
 
@@ -127,8 +127,8 @@ pub fn fill_and_dump(from: &str, options: &[&str], started: impl FnOnce(u32)) ->
     let socket = scratch.file("socket");
     let program =
         Program::new(&server(&scratch)).remote(sized("512M", "1500M")).outage("6s").options(options);
-    let keys: u64 = sized(48, 300) * 1024 * 1024 / VALUE_BYTES as u64;
-    let process = program.start_from(from, sized("12M", "75M"));
+    let keys: u64 = sized(48, 150) * 1024 * 1024 / VALUE_BYTES as u64;
+    let process = program.start_from(from, sized("12M", "38M"));
     started(process.pid());
     let mut redis = Resp::connect(&socket, PATIENCE);
     set(&mut redis, 0..keys, 0);
@@ -254,9 +254,9 @@ fn load_memcached() -> Outcome {
     let program = path_of("memcached");
     let megabytes = sized("256", "2048");
     let words = [&program, "-s", &socket, "-m", megabytes, "-M", "-t", "2", "-u", "root"];
-    let keys: u64 = sized(64, 300) * 1024 * 1024 / VALUE_BYTES as u64;
+    let keys: u64 = sized(64, 150) * 1024 * 1024 / VALUE_BYTES as u64;
     let process =
-        Program::new(&words).remote(sized("512M", "1500M")).start_on(&[&lender], sized("16M", "75M"));
+        Program::new(&words).remote(sized("512M", "1500M")).start_on(&[&lender], sized("16M", "38M"));
     thread::scope(|scope| {
         for client in 0..CLIENTS {
             let socket = &socket;

@@ -38,12 +38,12 @@ fn every_mapping_far(name: &str, link: Link) {
 
 /// Memory of a test program, in MiB.
 fn ordinary() -> u32 {
-    sized(32, 512)
+    sized(32, 128)
 }
 
 /// The same where each page takes several times as long.
 fn over_udp() -> u32 {
-    sized(16, 512)
+    sized(16, 64)
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_library_may_wait_for_its_threads_before_a_fork() {
 #[test]
 fn five_hundred_children_and_storms_of_vfork_find_their_memory() {
     needs!("cc");
-    forking("storms", Link::Shm, 1, sized(16, 128), &[]);
+    forking("storms", Link::Shm, 1, sized(16, 64), &[]);
 }
 
 #[test]

@@ -23,13 +23,13 @@ fn sort(link: Link, lenders: usize) {
     let input = scratch.file("input");
     // GNU sort needs about twice its input, less the overhead of short lines.
     let usual = if matches!(link, Link::Udp) { 45_000 } else { 110_000 };
-    let count = sized(usual, 3_000_000);
+    let count = sized(usual, 1_000_000);
     fs::write(&input, lines(count)).unwrap();
     let lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "2G")).collect();
     let lenders: Vec<_> = lenders.iter().collect();
     let buffer = sized("--buffer-size=400M", "--buffer-size=3G");
     let words = [&path_of("sort"), buffer, "--parallel=2", &input];
-    let local = sized(if matches!(link, Link::Udp) { "4M" } else { "6M" }, "128M");
+    let local = sized(if matches!(link, Link::Udp) { "4M" } else { "6M" }, "48M");
     let outcome = Program::new(&words).remote(sized("256M", "1500M")).same_on(&lenders, local);
     assert_eq!(outcome.stdout.iter().filter(|&&byte| byte == b'\n').count() as u64, count);
 }
@@ -69,9 +69,9 @@ fn python(link: Link, lenders: usize) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/dictionary.py");
     let lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "2G")).collect();
     let lenders: Vec<_> = lenders.iter().collect();
-    let count = sized("100000", "1500000");
+    let count = sized("100000", "600000");
     let words = [&path_of("python3"), script, count];
-    Program::new(&words).remote(sized("256M", "1500M")).same_on(&lenders, sized("10M", "150M"));
+    Program::new(&words).remote(sized("256M", "1500M")).same_on(&lenders, sized("10M", "60M"));
 }
 
 #[test]
@@ -123,12 +123,12 @@ fn stress_ng_verifies_its_memory() {
     let lender = Lender::start(Link::Shm, "2G");
     let scratch = Scratch::new("stress");
     // Some twenty of its methods, one after the other; all of them in a full run.
-    let words = stress_ng(sized("16M", "512M"), sized("30000", "2000000"), &scratch);
+    let words = stress_ng(sized("16M", "128M"), sized("30000", "500000"), &scratch);
     let program = Program::new(&words)
         .remote(sized("256M", "1500M"))
         .patience(std::time::Duration::from_secs(sized(240, 1800)));
     let outcome = once_more_if_exceeded(|| {
-        let outcome = program.run_on(&[&lender], sized("4M", "128M"));
+        let outcome = program.run_on(&[&lender], sized("4M", "32M"));
         let text = format!("{}{}", outcome.text(), outcome.stderr);
         assert_eq!(outcome.code(), 0, "{text}");
         assert!(!text.contains("fail:"), "{text}");

@@ -27,11 +27,11 @@ fn xz_with_threads_packs_and_unpacks() {
     let scratch = Scratch::new("xz");
     let xz = path_of("xz");
     let (input, packed) = (scratch.file("input"), scratch.file("packed.xz"));
-    fs::write(&input, lines(sized(12_000, 1_000_000))).expect("a file");
+    fs::write(&input, lines(sized(12_000, 200_000))).expect("a file");
     let words = [&xz, "-T2", "-1", "--block-size=512KiB", "--keep", "--stdout", &input];
     Program::new(&words).remote(sized("256M", "1500M")).same_on(&[&lender], "8M");
 
-    fs::write(&input, lines(sized(40_000, 1_000_000))).expect("a file");
+    fs::write(&input, lines(sized(40_000, 300_000))).expect("a file");
     let words = [&xz, "-T2", "-1", "--block-size=1MiB", "--keep", "--stdout", &input];
     fs::write(&packed, Program::new(&words).plain().stdout).expect("a file");
     let words = [&xz, "-T2", "--decompress", "--keep", "--stdout", &packed];

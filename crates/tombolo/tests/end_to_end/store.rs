@@ -10,9 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tombolo_random::Random;
 
-use crate::common::{
-    Lender, Link, PATIENCE, Program, Running, Scratch, compiled, full, needs, sized, tombolo,
-};
+use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, compiled, needs, sized, tombolo};
 use crate::paths::relay::Relay;
 use crate::survivors::count_lives;
 
@@ -118,7 +116,7 @@ fn far_memory_grows_with_what_is_stored() {
     needs!("cc");
     for link in [Link::Shm, Link::Udp] {
         let lender = Lender::start(link, "2G");
-        let mib = if full() { 1536 } else { 300 };
+        let mib = sized(300, 1024);
         let verifying = Verifying::start(mib, "16M", &[&lender], &[]);
         let status = verifying.status();
         let (used, borrowed) =
@@ -356,7 +354,7 @@ fn scrape(said: &str) -> String {
 fn nothing_is_lost_while_lenders_come_and_go() {
     needs!("cc");
     let seconds =
-        std::env::var("TOMBOLO_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(sized(10, 300));
+        std::env::var("TOMBOLO_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(sized(10, 180));
     let programs = if seconds > 60 { 4 } else { 2 };
     let mut random = Random::for_test(1);
     let mut lenders = [(); 3].map(|()| Lender::start(Link::Udp, "1G"));

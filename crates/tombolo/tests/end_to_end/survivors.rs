@@ -203,7 +203,7 @@ fn gnu_sort_survives_its_lenders() {
         // Each line is a fault or two, which over shared memory take a few microseconds: it must last long enough for
         // something to happen.
         let (count, local) = if matches!(link, Link::Udp) { (55_000, "6M") } else { (170_000, "9M") };
-        std::fs::write(&input, programs::lines(sized(count, 3_000_000))).unwrap();
+        std::fs::write(&input, programs::lines(sized(count, 800_000))).unwrap();
         let sort = Program::new(&[&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input]);
         survives_on("sort", &sort, sized(local, "16M"), true, (link, options));
     }
@@ -212,7 +212,7 @@ fn gnu_sort_survives_its_lenders() {
 #[test]
 fn sqlite_survives_its_lenders() {
     needs!("sqlite3");
-    let script = databases::script(sized(25_000, 1_000_000));
+    let script = databases::script(sized(25_000, 200_000));
     let sqlite = Program::new(&[&path_of("sqlite3"), "-batch", ":memory:"]).input(script);
     survives("sqlite", &sqlite, "8M", true, UDP);
 }
@@ -222,7 +222,7 @@ fn stress_ng_survives_its_lenders() {
     needs!("stress-ng");
     let scratch = Scratch::new("stress");
     // As much as it takes for several methods to come to their verification.
-    let words = programs::stress_ng(sized("24M", "48M"), sized("12000", "2000000"), &scratch);
+    let words = programs::stress_ng(sized("24M", "48M"), sized("12000", "200000"), &scratch);
     survives("stress-ng", &Program::new(&words), sized("8M", "16M"), false, SHM);
 }
 
