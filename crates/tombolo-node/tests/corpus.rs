@@ -88,7 +88,7 @@ fn control_messages() {
         ("path-token-is", Reply::PathToken([9; 16])),
         ("no-such-name", Reply::NoSuchName),
         ("mismatch", Reply::Mismatch { checksum }),
-        ("ending", Reply::Ending(true)),
+        ("ending", Reply::Ending { within_s: Some(30) }),
         ("joined-already", Reply::JoinedAlready { life: Life([6; 16]) }),
     ] {
         let message = Message::V1(MessageV1::Answer { number: 5, reply });

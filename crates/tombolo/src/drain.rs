@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tombolo_host::process::Signals;
+use tombolo_host::stops::Signals;
 use tombolo_host::timing::command::{DRAIN_CHECK_INTERVAL, DRAIN_REPORT_INTERVAL};
 use tombolo_node::{Borrower, Node, ProgramAtWork};
 
@@ -14,6 +14,9 @@ use crate::{duration, status};
 
 /// This many borrowers or programs are named; the others are counted.
 const MAX_NAMED: usize = 8;
+
+/// A longer wait ends with a signal.
+const LONGEST: Duration = Duration::from_secs(1 << 32);
 
 /// What a node that is to end does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +96,7 @@ pub fn end_at_signals(
     let signals = |pause| signals.next(pause);
     let mut count = u32::from(signalled(&signals, None));
     let since = Instant::now();
-    node.refuse_new_borrowers();
+    node.ends_at(since + timeout.min(LONGEST));
     let mut awaited = Awaited::of(node);
     if awaited.count() > 0 && !timeout.is_zero() {
         say(&format!(

@@ -9,6 +9,7 @@ mod greedy;
 mod harness;
 mod hostile;
 mod impostor;
+mod lenders;
 mod lives;
 mod load;
 mod neighbours;

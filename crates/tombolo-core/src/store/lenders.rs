@@ -598,6 +598,26 @@ mod tests {
         assert_eq!(lenders.location(taken[5]).unwrap().direct, Some(1 << 32));
     }
 
+    /// A node that comes back is a new lender, so there may be many in a long run.
+    #[test]
+    fn the_lender_after_65536_others_has_places_of_its_own() {
+        let mut lenders = lenders(&vec![&[][..]; 1 << 16]);
+        lenders.get_mut(LenderId(0)).unwrap().lend(7, 3, None);
+        let last = lenders.add(Newcomer { host: 1, distance: 0, round_trip_ns: 0 });
+        assert_eq!(last, LenderId(1 << 16));
+        lenders.get_mut(last).unwrap().lend(7, 3, Some(9 << 32));
+        let mut taken: Vec<Place> = std::iter::from_fn(|| lenders.take(0, &[], None)).collect();
+        assert_eq!(taken.iter().filter(|place| place.lender() == last).count(), 3);
+        taken.sort_unstable();
+        taken.dedup();
+        assert_eq!(taken.len(), 6, "two are one");
+        for place in taken {
+            let direct = lenders.location(place).unwrap().direct;
+            assert_eq!(direct.is_some(), place.lender() == last, "{place:?}");
+            lenders.free(place);
+        }
+    }
+
     #[test]
     fn few_pages_in_use_stay_few() {
         let mut lenders = lenders(&[&[100_000]]);

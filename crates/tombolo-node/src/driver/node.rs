@@ -7,7 +7,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::SLOTS;
@@ -203,9 +203,9 @@ impl Node {
         self.fabric.permit_by_list(security);
     }
 
-    /// This node is about to end: from now on only a peer that has some of its memory already gets more.
-    pub fn refuse_new_borrowers(&self) {
-        self.fabric.refuse_new_borrowers();
+    /// This node is about to end, at that time at the latest: from now on only a peer that has some of its memory already gets more.
+    pub fn ends_at(&self, time: Instant) {
+        self.fabric.ends_at(time);
     }
 
     /// The peers that have memory of this node.

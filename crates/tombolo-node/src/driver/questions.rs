@@ -258,7 +258,9 @@ impl Node {
                 Reply::Status { status: Box::new(status), next }
             }
             Request::Identify => self.fabric.welcome(),
-            Request::IsEnding => Reply::Ending(self.fabric.is_ending()),
+            Request::IsEnding => {
+                Reply::Ending { within_s: self.fabric.ends_within().map(|within| within.as_secs()) }
+            }
             Request::Find { name } => self.lending.find_name(&name),
             Request::Open { name } => self.lending.open_name(neighbour, &name),
             Request::List { after } => self.lending.list_names(after.as_deref()),

@@ -3,7 +3,7 @@
 //!
 //! What the memory of programs is asked for is not decided here but by their grants.
 
-use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use tombolo_link::identity::{AllowList, Permission, Permissions};
 use tombolo_link::{Link, LossReason, Security};
@@ -77,13 +77,19 @@ impl Fabric {
         }
     }
 
-    pub(crate) fn refuse_new_borrowers(&self) {
-        self.is_ending.store(true, Ordering::Relaxed);
+    /// This node ends at that time at the latest. What was said first counts.
+    pub(crate) fn ends_at(&self, time: Instant) {
+        let _ = self.ends_at.set(time);
+    }
+
+    /// After how long this node ends at the latest, if it is about to.
+    pub(crate) fn ends_within(&self) -> Option<Duration> {
+        self.ends_at.get().map(|time| time.saturating_duration_since(Instant::now()))
     }
 
     /// Whether this node is about to end.
     pub(crate) fn is_ending(&self) -> bool {
-        self.is_ending.load(Ordering::Relaxed)
+        self.ends_at.get().is_some()
     }
 
     /// Why a request is refused that came by this link, if it is. `has_memory` says whether the node that asks

@@ -220,8 +220,11 @@ pub enum Reply {
         /// Whether it may be written.
         is_writable: bool,
     },
-    /// Whether the node is about to end.
-    Ending(bool),
+    /// The node ends in so many seconds at the latest; `None`: it is not about to end.
+    Ending {
+        /// See there.
+        within_s: Option<u64>,
+    },
 }
 
 /// The SHA-256 of a segment's bytes: what `sha256sum` prints for a file with the same.

@@ -1,6 +1,6 @@
 //! The links of a node, by numbers that are never used twice, and the engine that knows them as its peers.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,7 @@ pub struct Fabric {
     /// What peers may ask for, by their keys.
     pub(super) list: OnceLock<AllowList>,
     /// The node lends to nobody new.
-    pub(super) is_ending: AtomicBool,
+    pub(super) ends_at: OnceLock<Instant>,
 }
 
 impl std::fmt::Debug for Fabric {
@@ -97,7 +97,7 @@ impl Fabric {
             third_party: ThirdPartyTransfers::default(),
             reports: OnceLock::new(),
             list: OnceLock::new(),
-            is_ending: AtomicBool::new(false),
+            ends_at: OnceLock::new(),
         }
     }
 

@@ -41,10 +41,9 @@ impl Verifying {
 
     /// What `tombolo ps` says of it.
     fn status(&self) -> Value {
-        let supervisor = self.run.pid();
-        status_of(supervisor).unwrap_or_else(|| {
-            panic!("{supervisor} is not there: {} {}", self.run.output(), self.run.errors())
-        })
+        let pid = self.run.pid();
+        status_of(pid)
+            .unwrap_or_else(|| panic!("{pid} is not there: {} {}", self.run.output(), self.run.errors()))
     }
 
     fn wait_until(&self, what: &str, limit: Duration, is_so: impl Fn(&Value) -> bool) -> Value {
@@ -85,11 +84,11 @@ impl Verifying {
 }
 
 /// What `tombolo ps` says of a run, if it is there.
-pub fn status_of(supervisor: u32) -> Option<Value> {
+pub fn status_of(run_pid: u32) -> Option<Value> {
     let found = tombolo(&["ps", "--json"]);
     let all: Value = serde_json::from_slice(&found.stdout).expect("ps prints JSON");
     let programs = all["programs"].as_array().cloned().unwrap_or_default();
-    programs.into_iter().find(|program| program["supervisor_pid"] == u64::from(supervisor))
+    programs.into_iter().find(|program| program["run_pid"] == u64::from(run_pid))
 }
 
 pub fn number(value: &Value) -> u64 {
@@ -204,10 +203,19 @@ fn a_lender_that_ends_is_left_in_time() {
     let verifying = Verifying::start(64, "16M", &lenders.each_ref(), &[]);
     lenders[0].node().signal(Signal::TERM);
     verifying.wait_until("drained", PATIENCE, |status| lender(status, 0)["state"] == "gone");
+    let said = format!("lender {} ends in ", lenders[0].address());
+    verifying.run.errors_with(&said, PATIENCE);
+    assert!(verifying.run.errors().contains("at the latest: what it has is moved to others"));
+    // Nobody is there for what the other one has.
+    lenders[1].node().signal(Signal::TERM);
+    let said = format!("lender {} ends in ", lenders[1].address());
+    verifying.run.errors_with(&said, PATIENCE);
+    assert!(verifying.run.errors().contains("s at the latest, and no other lender is there"));
     let report = verifying.end();
     assert_eq!(report["counters"]["lost_pages"], 0);
-    let [ended, _] = lenders;
-    assert_eq!(ended.wait().code(), 0);
+    for lender in lenders {
+        assert_eq!(lender.wait().code(), 0);
+    }
 }
 
 /// A drain that is refused, since there is no other lender, leaves things as they were: the lender is awaited when it dies,
@@ -310,7 +318,7 @@ fn a_run_is_seen_while_it_lasts() {
         looks.text().lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
     assert_eq!(looks.len(), 2);
     let programs = looks[1]["programs"].as_array().unwrap();
-    let of_run = programs.iter().find(|program| program["supervisor_pid"] == verifying.run.pid()).unwrap();
+    let of_run = programs.iter().find(|program| program["run_pid"] == verifying.run.pid()).unwrap();
     assert!(number(&of_run["per_s"]["far_faults"]) > 0, "{of_run:#}");
     assert!(number(&of_run["pauses"]["longest_ns"]) > 0, "{of_run:#}");
     assert!(number(&lender(of_run, 0)["per_s"]["written_bytes"]) > 0, "{of_run:#}");

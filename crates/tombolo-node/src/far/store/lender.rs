@@ -78,6 +78,8 @@ pub(super) struct Lender {
     /// Its link is lost.
     pub(super) is_lost: AtomicBool,
     pub(super) silence: Mutex<Silence>,
+    /// After how many seconds it ends at the latest, as it said last.
+    pub(super) ends_within_s: AtomicU64,
     /// It was said that it is about to end, with no other for what it has.
     pub(super) is_end_told: AtomicBool,
     /// Pages that it lends or would lend to this node, as far as is known.
@@ -234,6 +236,7 @@ impl FarStore {
                 paths: Mutex::new(paths),
                 is_lost: AtomicBool::new(false),
                 silence: Mutex::default(),
+                ends_within_s: AtomicU64::new(0),
                 is_end_told: AtomicBool::new(false),
                 lendable_pages: AtomicU64::new(free),
             });
@@ -290,7 +293,14 @@ impl FarStore {
             }
             Job::AskWhetherEnding => {
                 let answer = self.node.ask(&lender.peer, Request::IsEnding, timing::BORROW_TIMEOUT);
-                let is_ending = matches!(answer, Ok((Reply::Ending(true), _)));
+                let within_s = match answer {
+                    Ok((Reply::Ending { within_s }, _)) => within_s,
+                    _ => None,
+                };
+                if let Some(seconds) = within_s {
+                    lender.ends_within_s.store(seconds, Ordering::Relaxed);
+                }
+                let is_ending = within_s.is_some();
                 self.members.lock().roster.said_whether_ending(self.now_ns(), lender.id, is_ending);
                 if is_ending {
                     self.ring();

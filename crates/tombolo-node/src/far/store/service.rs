@@ -169,8 +169,9 @@ impl FarStore {
                 && !lender.is_end_told.swap(true, Ordering::Relaxed)
             {
                 self.notify(FarEvent::Notice(format!(
-                    "lender {} is about to end, and no other lender is there for what it has: add one (`tombolo lenders add`)",
-                    lender.address()
+                    "lender {} ends in {} s at the latest, and no other lender is there for what it has: add one (`tombolo lenders add`)",
+                    lender.address(),
+                    lender.ends_within_s.load(Ordering::Relaxed)
                 )));
             }
             return;
@@ -179,8 +180,9 @@ impl FarStore {
         self.carry_out();
         if let Some(lender) = self.lender(lender) {
             self.notify(FarEvent::Notice(format!(
-                "lender {} is about to end: what it has is moved to others",
-                lender.address()
+                "lender {} ends in {} s at the latest: what it has is moved to others",
+                lender.address(),
+                lender.ends_within_s.load(Ordering::Relaxed)
             )));
         }
         self.warn_of_few_lenders();
