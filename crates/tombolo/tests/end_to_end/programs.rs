@@ -23,13 +23,14 @@ fn sort(link: Link, lenders: usize) {
     let input = scratch.file("input");
     // GNU sort needs about twice its input, less the overhead of short lines.
     let usual = if matches!(link, Link::Udp) { 45_000 } else { 110_000 };
-    let count = sized(usual, 1_000_000);
+    let many = if matches!(link, Link::Udp) { 300_000 } else { 1_000_000 };
+    let count = sized(usual, many);
     fs::write(&input, lines(count)).unwrap();
     let lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "2G")).collect();
     let lenders: Vec<_> = lenders.iter().collect();
     let buffer = sized("--buffer-size=400M", "--buffer-size=3G");
     let words = [&path_of("sort"), buffer, "--parallel=2", &input];
-    let local = sized(if matches!(link, Link::Udp) { "4M" } else { "6M" }, "48M");
+    let local = if matches!(link, Link::Udp) { sized("4M", "20M") } else { sized("6M", "48M") };
     let outcome = Program::new(&words).remote(sized("256M", "1500M")).same_on(&lenders, local);
     assert_eq!(outcome.stdout.iter().filter(|&&byte| byte == b'\n').count() as u64, count);
 }
@@ -108,7 +109,7 @@ pub fn stress_ng(bytes: &str, operations: &str, scratch: &Scratch) -> Vec<String
         "--vm-ops",
         operations,
         "--timeout",
-        sized("60", "600"),
+        sized("60", "180"),
         "--seed",
         "7",
         "--temp-path",

@@ -203,7 +203,7 @@ fn gnu_sort_survives_its_lenders() {
         // Each line is a fault or two, which over shared memory take a few microseconds: it must last long enough for
         // something to happen.
         let (count, local) = if matches!(link, Link::Udp) { (55_000, "6M") } else { (170_000, "9M") };
-        std::fs::write(&input, programs::lines(sized(count, 800_000))).unwrap();
+        std::fs::write(&input, programs::lines(sized(count, 300_000))).unwrap();
         let sort = Program::new(&[&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input]);
         survives_on("sort", &sort, sized(local, "16M"), true, (link, options));
     }
