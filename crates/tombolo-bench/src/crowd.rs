@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tombolo_host::process;
+use tombolo_host::stops;
 
 use tombolo_app::child::{self, Guard};
 use tombolo_app::scratch::Scratch;
@@ -204,7 +204,7 @@ fn beside_flood<T>(
 /// Measures others' writes beside a flood of hellos.
 pub fn hellos(arguments: &HelloArguments) -> Result<(), Failure> {
     let common = &arguments.common;
-    process::stop_on_signals(&child::STOP);
+    stops::stop_on_signals(&child::STOP);
     let hello = hello(common)?;
     let (_node, address) = common.node("udp:127.0.0.1:0", 16 << 20)?;
     let node: SocketAddr = address
@@ -301,7 +301,7 @@ fn borrower(arguments: &FreeingArguments, address: &str, began: &Path) -> Result
 /// Measures others' writes while memory is freed.
 pub fn freeing(arguments: &FreeingArguments) -> Result<(), Failure> {
     let common = &arguments.common;
-    process::stop_on_signals(&child::STOP);
+    stops::stop_on_signals(&child::STOP);
     let scratch = Scratch::new("freeing")?;
     let listen = format!("shm:{}", scratch.file("lender").display());
     // More than the borrower may have: the small writes need a page, too.

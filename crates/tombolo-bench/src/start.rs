@@ -11,7 +11,7 @@ use tombolo_app::child::{self, STOP};
 use tombolo_app::scratch::Scratch;
 use tombolo_app::{median, size};
 use tombolo_host::cpu::Stopwatch;
-use tombolo_host::process;
+use tombolo_host::stops;
 
 use crate::{Failure, print_json};
 
@@ -72,7 +72,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.rounds == 0 {
         return Err(Failure::new("at least one round is needed"));
     }
-    process::stop_on_signals(&STOP);
+    stops::stop_on_signals(&STOP);
     let scratch = Scratch::new("bench-start")?;
     let lent_bytes = arguments.remote.saturating_mul(2).to_string();
     let listen = format!("shm:{}", scratch.file("lender").display());

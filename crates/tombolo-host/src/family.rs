@@ -20,17 +20,39 @@ fn kin(pid: u32) -> Option<Kin> {
     Some(Kin { is_stopped, parent: numbers.next()??, group: numbers.next()??, session: numbers.next()?? })
 }
 
+/// Whether a process is stopped.
+pub fn is_stopped(pid: u32) -> bool {
+    kin(pid).is_some_and(|kin| kin.is_stopped)
+}
+
+/// The group of this process, which has no number here if it is from outside this pid namespace.
+pub fn own_group() -> Option<rustix::process::Pid> {
+    // SAFETY: getpgrp(2) only asks.
+    rustix::process::Pid::from_raw(unsafe { libc::getpgrp() })
+}
+
+/// Whether this process is the leader of its session, which may be from outside this pid namespace.
+pub fn leads_its_session() -> bool {
+    // SAFETY: getsid(2) and getpid(2) only ask.
+    unsafe { libc::getsid(0) == libc::getpid() }
+}
+
+/// The group of a process.
+pub fn group(pid: u32) -> Option<u32> {
+    kin(pid).map(|kin| kin.group)
+}
+
 /// Ends the stop of a job whose shell has ended. The process `pid` is such a job if it is stopped, this process has adopted it, and no
 /// process of its session outside its group is left that could continue it. Its group gets SIGHUP and SIGCONT, which the kernel sends
 /// to a group that becomes orphaned; it does not send them where the adopter is in the same session. (In another session it does.)
-pub fn end_stop_of_orphans(pid: u32) {
+/// The group `looked_after` is continued by others.
+pub fn end_stop_of_orphans(pid: u32, looked_after: u32) {
     let number = std::process::id();
     let (Some(stopped), Some(own)) = (kin(pid), kin(number)) else { return };
-    // The group of this process is continued by whoever started this process.
     if !stopped.is_stopped
         || stopped.parent != number
         || stopped.session != own.session
-        || stopped.group == own.group
+        || stopped.group == looked_after
     {
         return;
     }

@@ -1,13 +1,10 @@
 //! Another process: reading its memory, pinning our threads, its death.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
-
-use rustix::io::Errno;
 
 use crate::maps;
 
@@ -499,278 +496,17 @@ pub fn lock_memory() -> io::Result<()> {
 /// Lock a page when it is first touched, not when it is mapped: sparse tables stay sparse.
 const MCL_ONFAULT: i32 = 4;
 
-/// The pidfd of the process that gets the signals that are sent to this process alone; -1: none.
-static RECIPIENT: AtomicI32 = AtomicI32::new(-1);
-/// The last signal that came when that process had ended; 0: none.
-static UNDELIVERED: AtomicI32 = AtomicI32::new(0);
-
-/// The signals that [`pass_signals_to`] passes on.
-const PASSED: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP];
-
-extern "C" fn pass_on(signal: i32, information: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    let recipient = RECIPIENT.load(Ordering::Acquire);
-    // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler. poll(2) and
-    // pidfd_send_signal(2) are async-signal-safe; `errno` is this thread's, and is as before when the handler returns.
-    let is_delivered = unsafe {
-        let errno = libc::__errno_location();
-        let before = *errno;
-        // A process that has ended takes signals until its parent has waited for it, and does nothing with them.
-        let mut poll = libc::pollfd { fd: recipient, events: libc::POLLIN, revents: 0 };
-        // What the terminal sends (SI_KERNEL) reaches the whole foreground group by itself.
-        let is_delivered = recipient >= 0
-            && libc::poll(&raw mut poll, 1, 0) == 0
-            && ((*information).si_code > libc::SI_USER
-                || libc::syscall(
-                    libc::SYS_pidfd_send_signal,
-                    recipient,
-                    signal,
-                    std::ptr::null::<libc::siginfo_t>(),
-                    0,
-                ) == 0);
-        *errno = before;
-        is_delivered
-    };
-    if !is_delivered {
-        UNDELIVERED.store(signal, Ordering::Release);
-    }
-}
-
-/// SIGINT, SIGQUIT, SIGTERM and SIGHUP go to another process, until this is dropped.
-pub struct PassedSignals {
-    /// What was done with each of [`PASSED`] before.
-    before: [libc::sigaction; PASSED.len()],
-}
-
-/// From now on SIGINT, SIGQUIT, SIGTERM and SIGHUP do not end this process: it
-/// lives as long as the process of this pidfd, which gets them instead. Programs executed
-/// later start with the default actions.
-///
-/// The pidfd names that process and no later one of its number. It stays open for good: a signal handler may
-/// be about to use it at any time.
-pub fn pass_signals_to(program: OwnedFd) -> PassedSignals {
-    UNDELIVERED.store(0, Ordering::Release);
-    RECIPIENT.store(program.into_raw_fd(), Ordering::Release);
-    let before = PASSED.map(|signal| {
-        // SAFETY: an all-zero sigaction is valid; the handler is async-signal-safe; the old action is written
-        // to a sigaction of ours.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            let mut before: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = pass_on as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-            libc::sigaction(signal, &raw const action, &raw mut before);
-            before
-        }
-    });
-    PassedSignals { before }
-}
-
-impl PassedSignals {
-    /// The process has ended: signals are kept for [`Self::take`] from now on.
-    pub fn recipient_has_ended(&self) {
-        RECIPIENT.store(-1, Ordering::Release);
-    }
-
-    /// The last signal that nobody got, once. One that this process ignored before is none.
-    pub fn take(&self) -> Option<i32> {
-        let signal = UNDELIVERED.swap(0, Ordering::AcqRel);
-        let index = PASSED.iter().position(|passed| *passed == signal)?;
-        (self.before[index].sa_sigaction != libc::SIG_IGN).then_some(signal)
-    }
-}
-
-impl Drop for PassedSignals {
-    fn drop(&mut self) {
-        for (signal, before) in PASSED.iter().zip(&self.before) {
-            // SAFETY: the action is one that the kernel gave us.
-            unsafe { libc::sigaction(*signal, before, std::ptr::null_mut()) };
-        }
-    }
-}
-
-/// Until this is dropped, the kernel keeps the ends of children for a thread that waits for them: also where this process
-/// was started with SIGCHLD ignored, and the kernel would forget them.
-pub fn take_child_ends() -> ChildEnds {
-    // SAFETY: all-zero sigactions are valid; the call reads one and writes the other.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        let mut before: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = libc::SIG_DFL;
-        libc::sigaction(libc::SIGCHLD, &raw const action, &raw mut before);
-        ChildEnds { before }
-    }
-}
-
-/// What was done with SIGCHLD before.
-pub struct ChildEnds {
-    before: libc::sigaction,
-}
-
-impl ChildEnds {
-    /// The command starts with SIGCHLD ignored, if this process did.
-    pub fn pass_on(&self, command: &mut Command) {
-        if self.before.sa_sigaction != libc::SIG_IGN {
-            return;
-        }
-        let ignore = || {
-            // SAFETY: signal(2) is async-signal-safe, and ignores one signal here.
-            unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
-            Ok(())
-        };
-        // SAFETY: the closure makes one async-signal-safe call.
-        unsafe { command.pre_exec(ignore) };
-    }
-}
-
-impl Drop for ChildEnds {
-    fn drop(&mut self) {
-        // SAFETY: the action is one that the kernel gave us.
-        unsafe { libc::sigaction(libc::SIGCHLD, &raw const self.before, std::ptr::null_mut()) };
-    }
-}
-
-/// Where SIGINT and SIGTERM are noted.
-static STOP_FLAG: AtomicPtr<AtomicBool> = AtomicPtr::new(std::ptr::null_mut());
-
-extern "C" fn note_stop(_signal: i32) {
-    let flag = STOP_FLAG.load(Ordering::Acquire);
-    if !flag.is_null() {
-        // SAFETY: the only pointer ever stored is of a 'static flag.
-        unsafe { (*flag).store(true, Ordering::Release) };
-    }
-}
-
-/// Notes it, and comes again every second: a call that began to wait when the first signal had come already
-/// would not see it.
-extern "C" fn note_stop_again(signal: libc::c_int) {
-    note_stop(signal);
-    // SAFETY: `alarm` is async-signal-safe.
-    unsafe { libc::alarm(1) };
-}
-
-fn handle(signals: &[libc::c_int], handler: extern "C" fn(libc::c_int)) {
-    for signal in signals {
-        // SAFETY: an all-zero sigaction is valid; the handlers are async-signal-safe.
-        // Without SA_RESTART: a system call that waits ends, and its caller may look at the flag. A sleep of
-        // the standard library goes on.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = handler as *const () as usize;
-            libc::sigaction(*signal, &raw const action, std::ptr::null_mut());
-        }
-    }
-}
-
-/// From now on SIGINT, SIGTERM, and SIGHUP where it is not ignored (`nohup`), set this flag instead of ending the process.
-pub fn stop_on_signals(flag: &'static AtomicBool) {
-    STOP_FLAG.store(std::ptr::from_ref(flag).cast_mut(), Ordering::Release);
-    handle(&[libc::SIGINT, libc::SIGTERM], note_stop);
-    // SAFETY: an all-zero sigaction is valid; only what is set is read.
-    let is_ignored = unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(libc::SIGHUP, std::ptr::null(), &raw mut action);
-        action.sa_sigaction == libc::SIG_IGN
-    };
-    if !is_ignored {
-        handle(&[libc::SIGHUP], note_stop);
-    }
-}
-
 /// The process that this command starts is killed when the thread that starts it ends, however that ends.
 pub fn end_with_this_thread(command: &mut Command) {
-    use std::os::unix::process::CommandExt;
     let ask = || Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?);
     // SAFETY: the closure makes one system call, and nothing else.
     unsafe { command.pre_exec(ask) };
 }
 
-/// Signals that are read from a descriptor, and no longer end the process.
-#[derive(Debug)]
-pub struct Signals(OwnedFd);
-
-impl Signals {
-    /// Takes SIGHUP. To be called before other threads are started: they inherit that.
-    pub fn take_hangups() -> io::Result<Self> {
-        Self::take(&[libc::SIGHUP])
-    }
-
-    /// Takes SIGINT and SIGTERM. To be called before other threads are started: they inherit that.
-    pub fn take_stops() -> io::Result<Self> {
-        Self::take(&[libc::SIGINT, libc::SIGTERM])
-    }
-
-    /// Takes signals for this thread and those that it starts from now on: call it before there are others.
-    fn take(numbers: &[libc::c_int]) -> io::Result<Self> {
-        // SAFETY: an all-zero sigset_t may be initialised by sigemptyset.
-        let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: both calls get a pointer to the set.
-        unsafe {
-            libc::sigemptyset(&raw mut signals);
-            for number in numbers {
-                libc::sigaddset(&raw mut signals, *number);
-            }
-        }
-        // SAFETY: the set is initialised; the old one is not asked for.
-        let error =
-            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()) };
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error));
-        }
-        // SAFETY: the set is initialised; a new descriptor is asked for.
-        let made = unsafe { libc::signalfd(-1, &raw const signals, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        if made < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call above has just returned this descriptor to us alone.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(made) }))
-    }
-
-    /// Waits for the next one; several of a kind that came meanwhile are one. False: none has come in this
-    /// time. `None` waits for as long as it takes.
-    pub fn next(&self, timeout: Option<Duration>) -> io::Result<bool> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        let mut information = [0_u8; size_of::<libc::signalfd_siginfo>()];
-        loop {
-            match rustix::io::read(&self.0, &mut information) {
-                Ok(_) => return Ok(true),
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(false);
-            }
-            crate::event::wait_readable(&[self.0.as_fd()], left)?;
-        }
-    }
-}
-
-/// As [`stop_on_signals`], also for SIGHUP, and whatever waits is interrupted again every second until the process ends: for those who wait in
-/// calls that only a signal ends. Takes SIGALRM.
-pub fn interrupt_on_signals(flag: &'static AtomicBool) {
-    STOP_FLAG.store(std::ptr::from_ref(flag).cast_mut(), Ordering::Release);
-    handle(&[libc::SIGINT, libc::SIGTERM, libc::SIGALRM], note_stop_again);
-    // Not where the user has had it ignored, as nohup does.
-    if !is_ignored(libc::SIGHUP) {
-        handle(&[libc::SIGHUP], note_stop_again);
-    }
-}
-
-fn is_ignored(signal: libc::c_int) -> bool {
-    // SAFETY: an all-zero sigaction is valid, and the call writes one.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0
-            && action.sa_sigaction == libc::SIG_IGN
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// What is done with a signal is of the whole process: one test at a time changes it.
-    static DISPOSITIONS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    use std::os::fd::AsFd;
 
     /// A page of each kind of mapping, side by side, after one that allows nothing and before another.
     fn side_by_side(kinds: &[(i32, i32)]) -> u64 {
@@ -841,58 +577,6 @@ mod tests {
         assert!(how_it_ended(pidfd.as_fd(), Duration::ZERO).is_none_or(|told| told == status));
         assert_eq!(pid_of(pidfd.as_fd()).unwrap(), None);
         assert!(pid_of(one.as_fd()).is_err(), "no pidfd");
-    }
-
-    #[test]
-    fn signals_are_passed_to_one_process_and_kept_when_it_has_ended() {
-        use std::os::unix::process::ExitStatusExt;
-
-        let _alone = DISPOSITIONS.lock();
-        // Where the tests run, some may be ignored.
-        for signal in PASSED {
-            // SAFETY: signal(2) with the default action.
-            unsafe { libc::signal(signal, libc::SIG_DFL) };
-        }
-        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let raise = |signal| {
-            // SAFETY: raises a signal of this thread, which is handled.
-            assert_eq!(unsafe { libc::raise(signal) }, 0);
-        };
-        let mut ended = Command::new("true").spawn().unwrap();
-        let not_waited_for = pidfd(ended.id()).unwrap();
-        crate::event::wait_readable(&[not_waited_for.as_fd()], None).unwrap();
-        let signals = pass_signals_to(not_waited_for);
-        raise(libc::SIGHUP);
-        assert_eq!(signals.take(), Some(libc::SIGHUP));
-        ended.wait().unwrap();
-        drop(signals);
-        let signals = pass_signals_to(pidfd(child.id()).unwrap());
-        raise(libc::SIGTERM);
-        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
-        assert_eq!(signals.take(), None);
-        // Its number may be another process's by now.
-        raise(libc::SIGQUIT);
-        assert_eq!((signals.take(), signals.take()), (Some(libc::SIGQUIT), None));
-        signals.recipient_has_ended();
-        raise(libc::SIGINT);
-        assert_eq!(signals.take(), Some(libc::SIGINT));
-    }
-
-    #[test]
-    fn a_hangup_is_taken_and_does_not_end_the_process() {
-        let _alone = DISPOSITIONS.lock();
-        // The signal goes to this thread: others of the test process have not blocked it.
-        std::thread::spawn(|| {
-            let hangups = Signals::take_hangups().unwrap();
-            assert!(!hangups.next(Some(Duration::ZERO)).unwrap());
-            for _ in 0..2 {
-                // SAFETY: raises a signal that this thread has blocked.
-                assert_eq!(unsafe { libc::raise(libc::SIGHUP) }, 0);
-                assert!(hangups.next(None).unwrap());
-            }
-        })
-        .join()
-        .unwrap();
     }
 
     #[test]

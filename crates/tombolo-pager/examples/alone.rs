@@ -10,6 +10,7 @@ use tombolo_core::store::{Action, Config, Lent, Newcomer, Refused, SlotId, Store
 use tombolo_host::event_queue::EventQueue;
 use tombolo_host::sparse::Pages;
 use tombolo_node::{Arrived, FarEvent, FarLink, FarMemory, FarStatus, Staging, Written};
+use tombolo_pager::front::{self, Side};
 use tombolo_pager::{Options, run};
 
 /// This process as a lender of its own memory.
@@ -99,6 +100,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if arguments.get(1).is_some_and(|first| first == "keep") {
         return Ok(tombolo_pager::keep(&std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned()?)?);
     }
+    let front = match front::split_off()? {
+        Side::Front(code) => std::process::exit(code.into()),
+        Side::Supervisor(front) => front,
+    };
     let mut keeper = std::process::Command::new(std::env::current_exe()?);
     keeper.arg("keep");
     let [_, library, local, far, program, rest @ ..] = arguments.as_slice() else {
@@ -107,6 +112,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let library: &'static [u8] = std::fs::read(library)?.leak();
     let far = Own::new(Pages::new(far.parse::<usize>()? << 20)?, EventQueue::new()?);
     let options = Options {
+        front,
         program: program.into(),
         arguments: rest.iter().map(Into::into).collect(),
         local_bytes: local.parse::<u64>()? << 20,

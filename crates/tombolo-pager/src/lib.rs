@@ -5,7 +5,7 @@
 //!  mappings (userfaultfd) --faults--> handlers, one a processor --reads--> windows or reads
 //!  agent process <--move pages------ evictor --writes--------------------> windows or writes
 //!  agent process --hello, hang-up--> reception
-//!                                    keeper, a process that outlives this one
+//!                                    front, which stands for the program at the shell; keeper, which outlives all
 //! ```
 //!
 //! [`run()`] starts a program under it and comes back when the program and all
@@ -19,6 +19,7 @@ mod events;
 mod evict;
 #[path = "../../tombolo-preload/src/fitness.rs"]
 pub mod fitness;
+pub mod front;
 mod handler;
 mod home;
 mod keeper;

@@ -18,12 +18,13 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::WaitOptions;
 use tombolo_host::family;
-use tombolo_host::process::{self, PassedSignals};
+use tombolo_host::process;
 use tombolo_host::timing::pager as timing;
 use tombolo_node::{FarMemory, FarStatus};
 
 use crate::attach::Reception;
 use crate::evict::Evictor;
+use crate::front::{Front, LeftSignal};
 use crate::handler;
 use crate::keeper::Keeper;
 use crate::pager::{Notify, Pager};
@@ -36,6 +37,8 @@ pub const LOCAL_LEAST_BYTES: u64 = 4 << 20;
 
 /// What to run, and within which limits.
 pub struct Options {
+    /// Stands for the program where this command was started.
+    pub front: Front,
     /// The program, as a shell would find it.
     pub program: OsString,
     /// Its arguments.
@@ -296,8 +299,6 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     // Half a supervisor would leave programs waiting for ever; without any, the keeper ends them.
     process::abort_on_panic();
     let directory = set_up("its directory", RunDirectory::new(options.library))?;
-    // Where the ends of children are ignored, no status of the program would be kept.
-    let child_ends = process::take_child_ends();
     // The parent of each agent ends at once, so the kernel gives the agent to another one. The first process of a container may never
     // call wait (`sleep infinity`), and agents would stay zombies. This process adopts them, and what the program leaves behind.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
@@ -341,22 +342,23 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     }
     let mut command = Command::new(&options.program);
     command.args(&options.arguments).env("LD_PRELOAD", preload).env(VARIABLE, setting);
-    child_ends.pass_on(&mut command);
+    let mut front = options.front;
     let since = Instant::now();
-    let spawned = command.spawn();
+    let started = front.starting(&mut command).and_then(|()| Started::new(command.spawn()?, &mut front));
     let mut left = Left::Nobody;
-    let result = match spawned.and_then(Started::new) {
-        Ok(Started { child, pidfd }) => {
-            let signals = process::pass_signals_to(pidfd);
+    let result = match started {
+        Ok(Started(child)) => {
             // Not before: the program's limit is its own.
             process::raise_descriptor_limit();
             if let Some(started) = options.started {
                 started(Monitor { pager: pager.clone(), pid: child.id() });
             }
-            let status = wait_for(&child);
+            let status = wait_for(&child, &front);
             let elapsed = since.elapsed();
-            signals.recipient_has_ended();
-            left = wait_for_descendants(&pager, &signals);
+            if let Ok(status) = &status {
+                front.ended(status.into_raw());
+            }
+            left = wait_for_descendants(&pager, &front);
             status.map(|status| (status, elapsed))
         }
         Err(error) => Err(error),
@@ -375,7 +377,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     if left == Left::Nobody {
         pager.keeper.end();
     }
-    reap();
+    reap(front.group());
     let (status, elapsed) = result.map_err(|source| RunError::Program {
         program: options.program.to_string_lossy().into_owned(),
         source,
@@ -406,17 +408,14 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
 }
 
 /// The program, which was started.
-struct Started {
-    child: Child,
-    pidfd: OwnedFd,
-}
+struct Started(Child);
 
 impl Started {
-    fn new(mut child: Child) -> io::Result<Self> {
-        match process::pidfd(child.id()) {
-            Ok(pidfd) => Ok(Self { child, pidfd }),
+    fn new(mut child: Child, front: &mut Front) -> io::Result<Self> {
+        match process::pidfd(child.id()).and_then(|pidfd| front.started(child.id(), &pidfd)) {
+            Ok(()) => Ok(Self(child)),
             Err(error) => {
-                // It could not be ended by a signal to this process.
+                // No signal would reach it.
                 child.kill()?;
                 child.wait()?;
                 Err(error)
@@ -427,32 +426,30 @@ impl Started {
 
 /// Waits for the end of the program. As the first process of a pid namespace, in a container for instance, this
 /// one gets the orphans in it, among them the agents: they are reaped on the way. (So is a keeper that was ended.)
-fn wait_for(program: &Child) -> io::Result<ExitStatus> {
+fn wait_for(program: &Child, front: &Front) -> io::Result<ExitStatus> {
     loop {
-        match rustix::process::wait(WaitOptions::UNTRACED) {
-            Ok(Some((pid, status))) if status.stopped() => stopped(pid, Some(program)),
-            Ok(Some((pid, status))) if pid.as_raw_pid().cast_unsigned() == program.id() => {
-                return Ok(ExitStatus::from_raw(status.as_raw()));
+        match rustix::process::wait(WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
+            Ok(Some((pid, status))) => {
+                let pid = pid.as_raw_pid().cast_unsigned();
+                let has_ended = status.exited() || status.signaled();
+                match (pid == program.id(), has_ended) {
+                    (true, true) => return Ok(ExitStatus::from_raw(status.as_raw())),
+                    (true, false) => front.changed(pid, status),
+                    (false, _) if status.stopped() => family::end_stop_of_orphans(pid, front.group()),
+                    (false, _) => {}
+                }
             }
-            Ok(_) | Err(Errno::INTR) => {}
+            Ok(None) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-/// A child has stopped. The program itself is left alone: who started `tombolo run` continues it.
-fn stopped(pid: rustix::process::Pid, program: Option<&Child>) {
-    let pid = pid.as_raw_pid().cast_unsigned();
-    if program.is_none_or(|program| program.id() != pid) {
-        family::end_stop_of_orphans(pid);
-    }
-}
-
 /// Takes the status of all children that have ended or stopped.
-fn reap() {
+fn reap(looked_after: u32) {
     while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
         if status.stopped() {
-            stopped(pid, None);
+            family::end_stop_of_orphans(pid.as_raw_pid().cast_unsigned(), looked_after);
         }
     }
 }
@@ -468,11 +465,11 @@ enum Left {
 
 /// Descendants that outlive the program need the supervisor as long as they live. A signal goes to all of
 /// them, and the next one ends them, or the wait for them.
-fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) -> Left {
+fn wait_for_descendants(pager: &Pager, front: &Front) -> Left {
     let since = Instant::now();
     let mut told = false;
     // The signal that was taken, and the spaces whose programs are to get it.
-    let mut passed: Option<(i32, Vec<u32>)> = None;
+    let mut passed: Option<(LeftSignal, Vec<u32>)> = None;
     let mut ended_at: Option<Instant> = None;
     loop {
         let spaces = pager.all_spaces();
@@ -487,13 +484,14 @@ fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) -> Left {
             ));
             return Left::Somebody;
         }
-        if let Some(signal) = signals.take() {
+        if let Some(signal) = front.take_signal() {
             if passed.is_some() {
                 ended_at.get_or_insert_with(Instant::now);
             } else {
                 passed = Some((signal, spaces.iter().map(|space| space.index).collect()));
                 (pager.notify)(&format!(
-                    "passed signal {signal} on to what the program left behind; the next one ends it"
+                    "passed signal {} on to what the program left behind; the next one ends it",
+                    signal.number
                 ));
             }
         }
@@ -501,14 +499,17 @@ fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) -> Left {
             // One that is just being forked has no agent yet, and gets it later.
             let Some(program) = space.program() else { continue };
             // Its shell may have been told that it has stopped.
-            family::end_stop_of_orphans(program.pid);
+            family::end_stop_of_orphans(program.pid, front.group());
             if ended_at.is_some() {
                 let _ = process::signal(&program.pidfd, libc::SIGKILL);
             } else if let Some((signal, due)) = &mut passed
                 && let Some(place) = due.iter().position(|index| *index == space.index)
             {
                 due.swap_remove(place);
-                let _ = process::signal(&program.pidfd, *signal);
+                // Those of the group have it.
+                if !(signal.is_for_group && front.has_in_its_group(program.pid)) {
+                    let _ = process::signal(&program.pidfd, signal.number);
+                }
             }
         }
         if !told && since.elapsed() > timing::DESCENDANTS_NOTICE {
@@ -520,7 +521,7 @@ fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) -> Left {
             ));
         }
         drop(spaces);
-        reap();
+        reap(front.group());
         thread::sleep(timing::DESCENDANTS_INTERVAL);
     }
 }

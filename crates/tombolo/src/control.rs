@@ -1,8 +1,7 @@
 //! How the commands `ps`, `top` and `lenders` reach a `tombolo run` of this user: each run listens at a Unix socket in a
 //! private directory, and answers a line of JSON with one.
 //!
-//! The socket is called after the supervisor's process. A command that finds the socket of a
-//! supervisor that is gone removes it.
+//! The socket is called after the process that the shell has started. A command that finds the socket of a run that is gone removes it.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -57,9 +56,9 @@ pub struct Served {
 
 impl Served {
     /// Answers questions by `answer`.
-    pub fn start(answer: impl Fn(Question) -> Answer + Send + 'static) -> Result<Self, String> {
+    pub fn start(run_pid: u32, answer: impl Fn(Question) -> Answer + Send + 'static) -> Result<Self, String> {
         let directory = local::usable_directory()?;
-        let path = directory.join(format!("{}{SUFFIX}", std::process::id()));
+        let path = directory.join(format!("{run_pid}{SUFFIX}"));
         // Of an earlier process of this number.
         let _ = fs::remove_file(&path);
         let failed = |error: io::Error| format!("cannot listen at {}: {error}", path.display());
@@ -114,8 +113,8 @@ fn serve(stream: &UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Resul
 /// A run of this user's, or root's, on this machine.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// Its supervisor's process.
-    pub supervisor: u32,
+    /// The process that the shell has started.
+    pub pid: u32,
     path: PathBuf,
 }
 
@@ -136,7 +135,7 @@ impl Run {
         match asked() {
             Ok(Answer::Done(value)) => Ok(value),
             Ok(Answer::Failed(reason)) => Err(reason),
-            Err(error) => Err(format!("the run of process {} does not answer: {error}", self.supervisor)),
+            Err(error) => Err(format!("the run of process {} does not answer: {error}", self.pid)),
         }
     }
 }
@@ -145,22 +144,21 @@ impl Run {
 pub fn runs() -> Vec<Run> {
     let mut runs = Vec::new();
     for path in local::entries() {
-        let supervisor =
-            path.file_name().and_then(|name| name.to_str()?.strip_suffix(SUFFIX)?.parse::<u32>().ok());
-        let Some(supervisor) = supervisor else { continue };
+        let pid = path.file_name().and_then(|name| name.to_str()?.strip_suffix(SUFFIX)?.parse::<u32>().ok());
+        let Some(pid) = pid else { continue };
         match UnixStream::connect(&path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 let _ = fs::remove_file(&path);
             }
             // It may be busy with another client.
-            _ => runs.push(Run { supervisor, path }),
+            _ => runs.push(Run { pid, path }),
         }
     }
-    runs.sort_by_key(|run| run.supervisor);
+    runs.sort_by_key(|run| run.pid);
     runs
 }
 
-/// The run of that name, or whose program or supervisor has that process number.
+/// The run of that name, or whose program has that process number, or which itself has.
 pub fn find(named: &str) -> Result<Run, Failure> {
     let mut found = Vec::new();
     let mut names = Vec::new();
@@ -169,9 +167,7 @@ pub fn find(named: &str) -> Result<Run, Failure> {
         let (name, pid) = (status["name"].as_str().unwrap_or_default(), status["pid"].as_u64());
         names.push(format!("{name} ({})", pid.unwrap_or_default()));
         let is_meant = name == named
-            || named
-                .parse::<u64>()
-                .is_ok_and(|number| pid == Some(number) || u64::from(run.supervisor) == number);
+            || named.parse::<u64>().is_ok_and(|number| pid == Some(number) || u64::from(run.pid) == number);
         if is_meant {
             found.push(run);
         }

@@ -120,7 +120,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         let text = word.to_str().ok_or_else(|| Failure::new("the name of a segment is UTF-8"))?;
         Ok(text.parse()?)
     };
-    tombolo_host::process::interrupt_on_signals(&STOP);
+    tombolo_host::stops::interrupt_on_signals(&STOP);
     let since = Instant::now();
     let (bytes, checksum) = match (is_at_a_node(&arguments.from), is_at_a_node(&arguments.to)) {
         (false, true) => put(arguments, &place(&arguments.to)?)?,

@@ -75,7 +75,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         [] => Program::value_variants(),
         some => some,
     };
-    tombolo_host::process::stop_on_signals(&STOP);
+    tombolo_host::stops::stop_on_signals(&STOP);
     let findings = demonstrate(arguments.link, programs, !arguments.program.is_empty())?;
     if arguments.json {
         output::json(&findings)?;

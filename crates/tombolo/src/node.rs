@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
-use tombolo_host::process::Signals;
+use tombolo_host::stops::Signals;
 use tombolo_host::timing::command::HANDSHAKE_SETTLE_TIME;
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{

@@ -163,7 +163,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             Size(MAX_PING_BYTES.into())
         )));
     };
-    tombolo_host::process::stop_on_signals(&STOP);
+    tombolo_host::stops::stop_on_signals(&STOP);
     let NodeArguments { node, ask } = &arguments.node;
     let address = node.ways()?;
     let security = ask.security(&address)?;

@@ -73,10 +73,11 @@ pub fn summary(name: &str, finished: &Finished) -> String {
 }
 
 /// How a run is, for `ps`, `top` and `lenders`. A program that has not started has no monitor.
-pub fn of_running(name: &str, monitor: Option<&Monitor>, far: &FarStatus) -> Value {
+pub fn of_running(name: &str, run_pid: u32, monitor: Option<&Monitor>, far: &FarStatus) -> Value {
     json!({
         "name": name,
         "pid": monitor.map(Monitor::pid),
+        "run_pid": run_pid,
         "supervisor_pid": std::process::id(),
         "resident_bytes": monitor.map_or(0, Monitor::resident_pages) * 4096,
         "far": of_far(far),

@@ -12,8 +12,10 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::Value;
+use tombolo_host::split::InheritedDescriptors;
 use tombolo_node::{Address, DeadWindows, FarMemory, FarOptions, FarStore};
 use tombolo_pager::fitness::{self, Kind, Reason};
+use tombolo_pager::front::{self, Side};
 use tombolo_pager::{LOCAL_LEAST_BYTES, Monitor, Options, RunError};
 
 use crate::control::{Answer, Question, Served};
@@ -73,6 +75,11 @@ pub struct Arguments {
 
 /// Runs the program; its exit status is this command's.
 pub fn main(arguments: Arguments) -> Result<u8, Failure> {
+    let front = match front::split_off() {
+        Ok(Side::Front(code)) => return Ok(code),
+        Ok(Side::Supervisor(front)) => front,
+        Err(error) => return Err(Failure::new(format!("cannot start the supervisor: {error}"))),
+    };
     let mut command = arguments.command.into_iter();
     let program = command.next().ok_or_else(|| Failure::new("no program given"))?;
     check_program(&program)?;
@@ -113,7 +120,9 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         let at = metrics::serve(address, move || metrics::of_run(&name, monitor.get(), &far.status()))?;
         output::say(&format!("metrics are at http://{at}/metrics"));
     }
+    let run_pid = front.pid();
     let options = Options {
+        front,
         program,
         arguments: command.collect(),
         local_bytes: arguments.local.0,
@@ -129,7 +138,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         })),
     };
     // Where nobody can ask, the program runs nevertheless.
-    let served = match Served::start(answering(run_name, far.clone(), monitor)) {
+    let served = match Served::start(run_pid, answering((run_name, run_pid), far.clone(), monitor)) {
         Ok(served) => Some(served),
         Err(reason) => {
             output::say(&format!("`tombolo ps` does not see this run: {reason}"));
@@ -195,8 +204,10 @@ fn keeper() -> Result<std::process::Command, Failure> {
 
 /// Runs as the keeper until the supervisor at the other end of standard input is gone.
 pub fn keep() -> Result<u8, Failure> {
-    let socket = rustix::io::dup(io::stdin())
+    let inherited = InheritedDescriptors::new()?;
+    let socket = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 0)
         .map_err(|error| Failure::new(format!("cannot use standard input: {error}")))?;
+    inherited.give_up(true)?;
     tombolo_pager::keep(&socket)
         .map_err(|error| Failure::new(format!("only `tombolo run` starts a keeper ({error})")))?;
     Ok(0)
@@ -204,14 +215,16 @@ pub fn keep() -> Result<u8, Failure> {
 
 /// Answers what `ps`, `top` and `lenders` ask of a run.
 fn answering(
-    name: String,
+    (name, run_pid): (String, u32),
     far: Arc<FarStore>,
     monitor: Arc<OnceLock<Monitor>>,
 ) -> impl Fn(Question) -> Answer + Send + 'static {
     move |question| {
         let failed = |error: &dyn std::fmt::Display| Answer::Failed(error.to_string());
         match question {
-            Question::Status => Answer::Done(report::of_running(&name, monitor.get(), &far.status())),
+            Question::Status => {
+                Answer::Done(report::of_running(&name, run_pid, monitor.get(), &far.status()))
+            }
             Question::Add(ways) => match ways.parse::<Ways>() {
                 Ok(ways) => match far.add_lender(&ways.to_vec()) {
                     Ok(()) => Answer::Done(Value::Null),

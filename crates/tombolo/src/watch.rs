@@ -24,23 +24,23 @@ impl Watch {
         let asked: Vec<_> = control::runs()
             .into_iter()
             .map(|run| {
-                let supervisor = run.supervisor;
+                let pid = run.pid;
                 let asking = std::thread::spawn(move || (run.ask(&Question::Status), Instant::now()));
-                (supervisor, asking)
+                (pid, asking)
             })
             .collect();
-        for (supervisor, asking) in asked {
+        for (pid, asking) in asked {
             let Ok((answer, now)) = asking.join() else { continue };
             let Ok(status @ Value::Object(_)) = answer else {
-                output::say(&format!("the run of process {supervisor} does not answer, and is left out"));
+                output::say(&format!("the run of process {pid} does not answer, and is left out"));
                 continue;
             };
             let mut told = status.clone();
-            if let Some((since, before)) = self.before.get(&supervisor) {
+            if let Some((since, before)) = self.before.get(&pid) {
                 rate(&mut told, before, (now - *since).as_secs_f64());
             }
             programs.push(told);
-            seen.insert(supervisor, (now, status));
+            seen.insert(pid, (now, status));
         }
         self.before = seen;
         programs

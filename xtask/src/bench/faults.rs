@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
-use tombolo_host::process;
+use tombolo_host::stops;
 
 use super::{STOP, USAGE, build, folder, interrupted, median, page};
 
@@ -193,7 +193,7 @@ fn text(runs: &[Value]) -> Result<String, std::fmt::Error> {
 pub fn main(arguments: &[String]) -> Result<(), String> {
     let count = runs(arguments)?;
     let (tombolo, bench) = (build("tombolo")?, build("tombolo-bench")?);
-    process::stop_on_signals(&STOP);
+    stops::stop_on_signals(&STOP);
     let mut found = Vec::new();
     for run in 1..=count {
         if interrupted() {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use plotters::prelude::*;
 use serde_json::Value;
-use tombolo_host::process;
+use tombolo_host::stops;
 
 use super::{STOP, USAGE, build, folder, median, page};
 use crate::packages;
@@ -314,7 +314,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     let rounds = rounds(arguments)?;
     packages::install_missing(&NEEDED, "nothing can be measured")?;
     let (tombolo, bench) = (build("tombolo")?, build("tombolo-bench")?);
-    process::stop_on_signals(&STOP);
+    stops::stop_on_signals(&STOP);
     let found = measure(&bench, &tombolo, rounds)?;
     let text = text(&found).map_err(|error| error.to_string())?;
     let figures = serde_json::to_string_pretty(&found).map_err(|error| error.to_string())?;

@@ -12,8 +12,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use tombolo_host::process;
 use tombolo_host::sparse::Pages;
+use tombolo_host::stops;
 
 use super::{STOP, USAGE, build, folder, interrupted, page};
 
@@ -137,7 +137,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     let options = options(arguments)?;
     crate::packages::install_missing(&NEEDED, "not everything will be measured")?;
     let (tombolo, races) = (build("tombolo")?, build("tombolo-bench")?);
-    process::stop_on_signals(&STOP);
+    stops::stop_on_signals(&STOP);
     let (found, no_swap) = measure(&options, &tombolo, &races)?;
     for target in targets::all(&found) {
         eprintln!("  {}", target.line());

@@ -20,7 +20,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use tombolo_host::process;
+use tombolo_host::{process, stops};
 
 use tombolo_app::child::{self, Trouble};
 
@@ -190,7 +190,7 @@ fn pass(
 
 /// The bench, where it is to be.
 fn inside(options: &Options, binaries: &Binaries) -> Result<(), String> {
-    process::stop_on_signals(&STOP);
+    stops::stop_on_signals(&STOP);
     let network = Network::new(options.inside.is_some())?;
     let processors = process::processors();
     let [first, .., last] = processors[..] else {

@@ -11,8 +11,8 @@ use serde::Serialize;
 use tombolo_app::child::{STOP, interrupted};
 use tombolo_app::scratch::Scratch;
 use tombolo_app::size::Size;
-use tombolo_host::process;
 use tombolo_host::uffd::Userfaultfd;
+use tombolo_host::{process, stops};
 
 use crate::summary::Summary;
 use crate::{Failure, print_json, result};
@@ -332,7 +332,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     Userfaultfd::for_this_process().map_err(|error| {
         Failure::new(format!("no userfaultfd ({error}); `tombolo doctor` says what to do"))
     })?;
-    process::stop_on_signals(&STOP);
+    stops::stop_on_signals(&STOP);
     let links = arguments.link.map_or_else(|| vec![LinkKind::Shm, LinkKind::Udp], |link| vec![link]);
     let processors = process::processors();
     let processor = *processors.first().ok_or_else(|| Failure::new("no processor to run on"))?;

@@ -15,7 +15,7 @@ use serde::Serialize;
 use tombolo_app::child::{STOP, interrupted};
 use tombolo_app::size;
 use tombolo_host::sparse::Pages;
-use tombolo_host::{cpu, process};
+use tombolo_host::{cpu, process, stops};
 
 use crate::{Failure, result, this_binary};
 
@@ -220,7 +220,7 @@ fn check(arguments: &Arguments) -> Result<(), Failure> {
 pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     check(arguments)?;
     let racers = racers(arguments)?;
-    process::stop_on_signals(&STOP);
+    stops::stop_on_signals(&STOP);
     let mut rows: Vec<Row> = Vec::new();
     for &threads in &arguments.threads {
         rows.extend(racers.iter().map(|racer| Row {

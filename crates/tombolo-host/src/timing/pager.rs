@@ -82,3 +82,11 @@ pub const DESCENDANTS_NOTICE: Duration = Duration::from_secs(2);
 pub const DESCENDANTS_END: Duration = Duration::from_secs(3);
 /// How often it is looked whether descendants have ended.
 pub const DESCENDANTS_INTERVAL: Duration = Duration::from_millis(5);
+/// How long the front waits for an answer of its witness before it looks whether that is stopped. A bound, not a measurement: the answer
+/// takes 10-50 us.
+pub const WITNESS_PAUSE: Duration = Duration::from_millis(20);
+/// Within this time a signal for a group that has come to one process of it has come to the next. A bound, not a measurement: the kernel
+/// sends it to one after the other and does not rest between them.
+pub const GROUP_SETTLES: Duration = Duration::from_micros(100);
+/// How long after a program goes on its front must go on, too; otherwise it is told again. A bound, not a measurement.
+pub const FRONT_GOES_ON: Duration = Duration::from_millis(10);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tombolo_core::nic::Mac;
 use tombolo_host::net::path_of_namespace;
-use tombolo_host::process::stop_on_signals;
+use tombolo_host::stops::stop_on_signals;
 use tombolo_link::Address;
 use tombolo_net::attach::{AttachError, Attached, Place};
 use tombolo_net::bits::BitRate;

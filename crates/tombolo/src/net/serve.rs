@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use tombolo_core::nic::{Mode, Turns};
-use tombolo_host::process::stop_on_signals;
+use tombolo_host::stops::stop_on_signals;
 use tombolo_link::Address;
 use tombolo_net::bits::BitRate;
 use tombolo_net::client::Client;

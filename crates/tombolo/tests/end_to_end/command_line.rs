@@ -262,7 +262,7 @@ fn status_names_borrowers_and_doctor_prints_json() {
     let status = lender.status();
     let lent_bytes = status["lent_bytes"].as_u64().unwrap();
     assert!((24 << 20..96 << 20).contains(&lent_bytes), "{status:#}");
-    assert_eq!(status["borrowers"][0]["process_id"], run.pid(), "{status:#}");
+    assert_eq!(status["borrowers"][0]["process_id"], run.supervisor_pid(), "{status:#}");
     let text = tombolo(&["status", lender.address()]).text();
     assert!(text.contains(&format!("lent {} MiB of 256 MiB", lent_bytes >> 20)), "{text}");
     drop(run);

@@ -121,7 +121,7 @@ fn redis_test(link: Link) {
     once_more_if_exceeded(run).assert_within_limit(110);
 }
 
-/// Fills a server, has it dump under writes, and compares all of it. `started` gets the supervisor's process.
+/// Fills a server, has it dump under writes, and compares all of it. `started` gets the run's process.
 pub fn fill_and_dump(from: &str, options: &[&str], started: impl FnOnce(u32)) -> Outcome {
     let scratch = Scratch::new("redis");
     let socket = scratch.file("socket");

@@ -227,9 +227,10 @@ fn a_node_says_when_a_link_does_not_answer_and_when_it_answers_again() {
     let lender = Lender::start(Link::Udp, "64M");
     let run = Program::new(&[path_of("sleep").as_str(), "300"]).start_on(&[&lender], "8M");
     lender.errors_with("a neighbour is there", PATIENCE);
-    run.signal(Signal::STOP);
+    let supervisor = run.supervisor_pid();
+    send(supervisor, Signal::STOP);
     lender.errors_with("a link does not answer", PATIENCE);
-    run.signal(Signal::CONT);
+    send(supervisor, Signal::CONT);
     lender.errors_with("a link answers again", PATIENCE);
     run.signal(Signal::TERM);
     assert_eq!(run.wait(PATIENCE).code(), 128 + Signal::TERM.as_raw());
@@ -260,8 +261,11 @@ fn a_killed_supervisor_ends_the_program() {
 fn keeper_of(run: &Running) -> u32 {
     let is_keeper =
         |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.ends_with(b"\0keep\0"));
-    let keepers: Vec<_> =
-        children_of(run.pid()).into_iter().map(|(pid, _)| pid).filter(|&pid| is_keeper(pid)).collect();
+    let keepers: Vec<_> = children_of(run.supervisor_pid())
+        .into_iter()
+        .map(|(pid, _)| pid)
+        .filter(|&pid| is_keeper(pid))
+        .collect();
     assert_eq!(keepers.len(), 1, "{keepers:?}");
     keepers[0]
 }
@@ -337,18 +341,18 @@ fn an_agent_that_is_killed_while_it_drops_a_page_takes_none_along() {
             let agents = agents_of(program);
             assert!(since.elapsed() < PATIENCE, "no agent drops a page");
             let [agent] = agents[..] else { continue };
-            send(run.pid(), Signal::STOP);
+            send(run.supervisor_pid(), Signal::STOP);
             std::thread::sleep(Duration::from_millis(20));
             let call = fs::read_to_string(format!("/proc/{agent}/syscall")).unwrap_or_default();
             if call.starts_with(MADVISE) {
                 break agent;
             }
-            send(run.pid(), Signal::CONT);
+            send(run.supervisor_pid(), Signal::CONT);
             std::thread::sleep(Duration::from_millis(3));
         };
         send(agent, Signal::KILL);
         std::thread::sleep(Duration::from_millis(20));
-        send(run.pid(), Signal::CONT);
+        send(run.supervisor_pid(), Signal::CONT);
         let outcome = run.wait(Duration::from_secs(120));
         assert_eq!(outcome.code(), 0, "{how:?}: {}", outcome.stderr);
         assert!(outcome.stderr.contains("signal: 9"), "how did it end? {}", outcome.stderr);
@@ -407,14 +411,14 @@ fn nothing_is_left_behind() {
     let lender = Lender::start(Link::Shm, "512M");
     let folder = std::env::temp_dir();
     let run = holding(&[&lender], "rest");
-    let own = folder.join(format!("tombolo-pager-{}.0", run.pid()));
+    let own = folder.join(format!("tombolo-pager-{}.0", run.supervisor_pid()));
     assert!(own.exists(), "the run's directory");
     run.signal(Signal::TERM);
     run.wait(Duration::from_secs(30));
     assert!(!own.exists(), "the run's directory stays behind");
     // One that was killed cannot tidy up; the next run does.
     let run = holding(&[&lender], "rest");
-    let own = folder.join(format!("tombolo-pager-{}.0", run.pid()));
+    let own = folder.join(format!("tombolo-pager-{}.0", run.supervisor_pid()));
     run.signal(Signal::KILL);
     run.wait(Duration::from_secs(30));
     assert_eq!(Program::new(&["true"]).run_on(&[&lender], "8M").code(), 0);

@@ -15,7 +15,7 @@ use tombolo_random::Seeds;
 
 use crate::common::{
     Lender, Link, Outcome, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs,
-    once_more_if_exceeded, path_of, send, sized,
+    once_more_if_exceeded, path_of, send, sized, supervisor_of,
 };
 
 fn far(link: Link, name: &str, local: &str, more: &[&str]) -> Outcome {
@@ -466,7 +466,7 @@ fn a_thread_that_is_numbered_as_one_of_the_supervisors_is_served() {
     let words = ["unshare", "-pf", "--kill-child", "--mount-proc", "python3", script, &file];
     let run = Program::new(&words).remote("128M").start_on(&[&lender], "8M");
     run.program_pid();
-    let tasks = fs::read_dir(format!("/proc/{}/task", run.pid())).unwrap().flatten();
+    let tasks = fs::read_dir(format!("/proc/{}/task", run.supervisor_pid())).unwrap().flatten();
     let is_evictor = |task: &fs::DirEntry| {
         fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name == "evict\n")
     };
@@ -488,7 +488,7 @@ fn a_supervisor_that_is_killed_in_the_gate_leaves_nobody() {
     let program = run.program_pid();
     let agents = agents_of(program);
     assert_eq!(agents.len(), 1, "one agent");
-    let descriptors = fs::read_dir(format!("/proc/{}/fd", run.pid())).expect("it runs").flatten();
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", run.supervisor_pid())).expect("it runs").flatten();
     let mut paths = descriptors.map(|entry| entry.path());
     let gate =
         paths.find(|path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("tombolo-gate")));
@@ -496,7 +496,7 @@ fn a_supervisor_that_is_killed_in_the_gate_leaves_nobody() {
     // The word that says that the supervisor holds the gate. Nobody releases it any more.
     gate.write_all_at(&2u32.to_ne_bytes(), 0).expect("the gate");
     std::thread::sleep(Duration::from_millis(300));
-    run.signal(Signal::KILL);
+    send(run.supervisor_pid(), Signal::KILL);
     let since = Instant::now();
     while lives(program) || lives(agents[0]) {
         assert!(
@@ -532,7 +532,7 @@ fn four_hundred_children_leave_nothing_in_the_supervisor() {
     let words = [compiled("forking_in_turn", &[]), "16".into(), "400".into()];
     let run = Program::new(&words).remote("64M").start_on(&[&lender], "64M");
     let resident = || {
-        let status = fs::read_to_string(format!("/proc/{}/status", run.pid())).expect("it runs");
+        let status = fs::read_to_string(format!("/proc/{}/status", run.supervisor_pid())).expect("it runs");
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("it has memory");
         line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).expect("a number")
     };
@@ -569,12 +569,13 @@ fn a_supervisor_that_is_the_first_process_of_a_namespace_reaps_agents() {
     command.args(["--local", "8M", "--remote", "64M", "--", "sh", "-c", &script]);
     let run = Running::start(command, Vec::new());
     run.output_with("holding", PATIENCE);
-    let supervisors = children_of(run.pid());
-    assert_eq!(supervisors.len(), 1, "{supervisors:?}");
+    let fronts = children_of(run.pid());
+    assert_eq!(fronts.len(), 1, "{fronts:?}");
+    let supervisor = supervisor_of(fronts[0].0).expect("it runs");
     let since = Instant::now();
     loop {
         // The keeper, the program and its agent live.
-        let children = children_of(supervisors[0].0);
+        let children = children_of(supervisor);
         if children.len() == 3 && children.iter().all(|(_, state)| state != "Z") {
             break;
         }

@@ -57,7 +57,8 @@ fn a_node_and_a_supervisor_of_a_resting_program_are_idle() {
         let run = Program::new(&words).remote("256M").start_on(&[&lender], "8M");
         run.output_with("holding", PATIENCE);
         assert_idle(lender.node().pid(), &format!("{link:?} node with a resting borrower"));
-        assert_idle(run.pid(), &format!("{link:?} supervisor of a resting program"));
+        assert_idle(run.supervisor_pid(), &format!("{link:?} supervisor of a resting program"));
+        assert_idle(run.pid(), &format!("{link:?} front of a resting program"));
     }
 }
 

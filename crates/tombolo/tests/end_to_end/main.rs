@@ -29,6 +29,7 @@ mod programs;
 mod rdma;
 mod runtimes;
 mod secure;
+mod signals;
 mod store;
 mod survivors;
 mod traced;

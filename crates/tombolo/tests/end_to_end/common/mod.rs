@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tombolo_host::testing::left_out;
 
-pub use process::{Outcome, Running, once_more_if_exceeded, runtime_directory, send};
+pub use process::{Outcome, Running, once_more_if_exceeded, runtime_directory, send, supervisor_of};
 pub use resp::Resp;
 pub use scratch::{Scratch, compiled};
 

@@ -95,25 +95,29 @@ impl Running {
         self.child.id()
     }
 
-    /// The program that `tombolo run` started.
-    pub fn program_pid(&self) -> u32 {
+    fn found(&self, what: &str, find: impl Fn() -> Option<u32>) -> u32 {
         let since = Instant::now();
         while since.elapsed() < Duration::from_secs(30) {
-            let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
-            for task in tasks.flatten() {
-                let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-                // The other child is its keeper, which is this binary, too.
-                let is_program = |pid: &&str| {
-                    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                    !command.is_empty() && !command.starts_with(super::TOMBOLO.as_bytes())
-                };
-                if let Some(child) = children.split_whitespace().find(is_program) {
-                    return child.parse().expect("a process id");
-                }
+            if let Some(pid) = find() {
+                return pid;
             }
             thread::sleep(Duration::from_millis(10));
         }
-        panic!("{} has started no program", self.name)
+        panic!("{} has no {what}", self.name)
+    }
+
+    /// The supervisor of `tombolo run`.
+    pub fn supervisor_pid(&self) -> u32 {
+        self.found("supervisor", || supervisor_of(self.pid()))
+    }
+
+    /// The program that `tombolo run` started.
+    pub fn program_pid(&self) -> u32 {
+        let supervisor = self.supervisor_pid();
+        // The other child is its keeper, which is this binary, too.
+        self.found("program", || {
+            child_that(supervisor, |command| !command.starts_with(super::TOMBOLO.as_bytes()))
+        })
     }
 
     /// Sends a signal that its thread of that name takes, once that has given itself the name.
@@ -220,6 +224,25 @@ impl Drop for Running {
             let _ = self.child.wait();
         }
     }
+}
+
+/// The supervisor of this `tombolo run`: its other child is its witness, which goes by another name.
+pub fn supervisor_of(front: u32) -> Option<u32> {
+    child_that(front, |command| command.starts_with(super::TOMBOLO.as_bytes()))
+}
+
+/// The child of a process with such a command line.
+fn child_that(parent: u32, is_so: impl Fn(&[u8]) -> bool) -> Option<u32> {
+    let tasks = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let texts = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let is_meant = |pid: &u32| {
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        !command.is_empty() && is_so(&command)
+    };
+    let mut children = texts.flat_map(|text| {
+        text.split_whitespace().map(|pid| pid.parse().expect("a process id")).collect::<Vec<u32>>()
+    });
+    children.find(is_meant)
 }
 
 /// Sends a signal to a process of this test.
