@@ -72,6 +72,8 @@ struct StandIn<'a> {
     /// Where this process could not leave the program's group.
     judge: Option<Judge>,
     program: Option<Program>,
+    /// What it was stopped by last.
+    stopped_by: Option<i32>,
     /// How it ended.
     ended: Option<ExitStatus>,
     /// How the supervisor ended.
@@ -94,6 +96,7 @@ impl<'a> StandIn<'a> {
             witness: Witness::start(stays)?,
             judge: stays.then(Judge::default),
             program: None,
+            stopped_by: None,
             ended: None,
             supervisor_status: None,
         })
@@ -128,7 +131,10 @@ impl<'a> StandIn<'a> {
                 self.take_signals(true);
             }
             // It may go on by now.
-            (Message::Stopped(signal), _) if self.is_stopped() => signals::suffer(signal),
+            (Message::Stopped(signal), _) if self.is_stopped() => {
+                self.stopped_by = Some(signal);
+                signals::suffer(signal);
+            }
             (Message::Ended(status), _) => {
                 self.ended = Some(ExitStatus::from_raw(status));
                 if self.judge.is_none() {
@@ -173,6 +179,10 @@ impl<'a> StandIn<'a> {
         let is_of_witness = taken.sender == self.witness.pid().as_raw_pid();
         let is_ours = is_of_witness || taken.sender == self.supervisor_pid.as_raw_pid();
         if taken.number == libc::SIGCONT && is_ours {
+            // Unless it has stopped again.
+            if let Some(signal) = self.stopped_by.filter(|_| self.is_stopped()) {
+                signals::suffer(signal);
+            }
             return;
         }
         let meant = if is_of_witness { Meant::Group } else { meant };

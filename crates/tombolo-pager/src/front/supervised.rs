@@ -122,6 +122,8 @@ impl Front {
     /// The program has stopped, or goes on.
     pub(crate) fn changed(&self, pid: u32, status: WaitStatus) {
         if let Some(signal) = status.stopping_signal() {
+            // It went on meanwhile, for a moment: the front stops anew, and is seen to.
+            self.go_on();
             return Message::Stopped(signal).send(&self.socket, None);
         }
         self.go_on();
