@@ -56,21 +56,37 @@ def becomes(number, states, what):
     print(what)
 
 
+def jobs_show(state):
+    """Asks the shell until it says so: it is told a moment after the program."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        write("jobs\n")
+        text = ""
+        # What was typed, and the answer.
+        while not text.endswith("prompt> ") or "[1]" not in text:
+            text += until(r"(?s).*?prompt> ").group(0)
+        if f"[1]+  {state}" in text:
+            print(f"[1]+  {state}")
+            return
+        if time.monotonic() > deadline:
+            sys.exit(f"not {state}: {text!r}")
+        time.sleep(0.1)
+
+
 until("prompt> ")
 write("bind 'set enable-bracketed-paste off' 2> /dev/null\n")
 until("prompt> ")
 write(f"{command} bash -c {shlex.quote(PROGRAM)}\n")
 program = int(until(r"at work (\d+)").group(1))
 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-until("resized")
+until(r"(?m)^resized")
 print("resized")
 
 write("\x1a")
 print(until(r"Stopped").group(0))
 until("prompt> ")
 becomes(program, "T", "stopped by the terminal")
-write("jobs\n")
-print(until(r"\[1\]\+  Stopped").group(0))
+jobs_show("Stopped")
 write("fg\n")
 becomes(program, "SR", "in the foreground")
 write("\x1a")
@@ -80,44 +96,29 @@ becomes(program, "T", "stopped again")
 write("bg\n")
 becomes(program, "SR", "in the background")
 until("prompt> ")
-write("jobs\n")
-print(until(r"\[1\]\+  Running").group(0))
+jobs_show("Running")
 # The number that the shell knows, alone.
 write("kill -TSTP $(jobs -p)\n")
 becomes(program, "T", "stopped by its number")
 until("prompt> ")
-write("\n")
-until("prompt> ")
-write("jobs\n")
-print(until(r"\[1\]\+  Stopped").group(0))
+jobs_show("Stopped")
 write("kill -CONT $(jobs -p)\n")
 becomes(program, "SR", "continued by its number")
 until("prompt> ")
-write("jobs\n")
-print(until(r"\[1\]\+  Running").group(0))
+jobs_show("Running")
 # The program itself, by whoever knows its number.
 os.kill(program, 19)
 becomes(program, "T", "stopped itself")
-# Who stands for it follows within milliseconds.
-time.sleep(0.5)
-write("\n")
-until("prompt> ")
-write("jobs\n")
-print(until(r"\[1\]\+  Stopped").group(0))
+jobs_show("Stopped")
 os.kill(program, 18)
 becomes(program, "SR", "continued itself")
-time.sleep(0.5)
-write("jobs\n")
-print(until(r"\[1\]\+  Running").group(0))
+jobs_show("Running")
 write("fg\n")
-time.sleep(0.5)
-count = seen.count("resized")
+# The shell says what it continues; the program answers in a line of its own.
+until(r"bash -c .*\r\n")
 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 41, 101, 0, 0))
-until("resized")
-time.sleep(0.5)
-if select.select([terminal], [], [], 0)[0]:
-    seen += os.read(terminal, 4096).decode(errors="replace")
-print("resized", seen.count("resized") - count, "times more")
+until(r"(?m)^resized")
+print("resized")
 write("\x03")
 until("prompt> ")
 write("echo code $?\n")
