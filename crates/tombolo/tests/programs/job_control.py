@@ -114,8 +114,10 @@ os.kill(program, 18)
 becomes(program, "SR", "continued itself")
 jobs_show("Running")
 write("fg\n")
-# The shell says what it continues; the program answers in a line of its own.
+# The shell says what it continues, and gives it the terminal then; the program answers in a line of its own.
 until(r"bash -c .*\r\n")
+while os.tcgetpgrp(terminal) == pid:
+    time.sleep(0.01)
 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 41, 101, 0, 0))
 until(r"(?m)^resized")
 print("resized")
