@@ -31,7 +31,7 @@ pub fn fork() -> io::Result<Half> {
     }
 }
 
-/// The descriptors with which this process was started, which are the program's and nobody's here.
+/// The descriptors with which this process was started. They are meant for the program; nothing in this process uses them.
 #[derive(Debug)]
 pub struct InheritedDescriptors(Vec<i32>);
 
@@ -64,7 +64,7 @@ impl InheritedDescriptors {
     }
 }
 
-/// Shows this process under another name, without arguments (`ps`, `pgrep`): whoever looks for the one from which it was split does not find
+/// Shows this process under another name, without arguments (`ps`, `pgrep`): a search for the process from which it was split does not find
 /// this one. The command line cannot be asked for any more.
 pub fn rename(name: &str) -> io::Result<()> {
     rustix::thread::set_name(&std::ffi::CString::new(name)?)?;
