@@ -17,7 +17,7 @@ fn folder(target: &str) -> PathBuf {
 /// A sample of the format as it is. Where it has changed, versions must.
 pub fn sample(target: &str, name: &str, bytes: &[u8]) {
     let path = folder(target).join(name);
-    if std::env::var_os("TOMBOLO_BLESS").is_some() {
+    if std::env::var("TOMBOLO_BLESS").is_ok_and(|value| value == "1") {
         fs::create_dir_all(folder(target)).expect("the corpus can be written");
         fs::write(&path, bytes).expect("the corpus can be written");
     }

@@ -17,7 +17,7 @@ mod paging;
 mod rdma;
 
 const USAGE: &str = "\
-usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|sort|redis|chase]
+usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|forks|sort|redis|chase]
        cargo xtask bench rdma [--runs N]
        cargo xtask bench faults [--runs N]
        cargo xtask bench net [--runs N]";

@@ -7,6 +7,7 @@ mod command;
 mod fuzz;
 mod guest;
 mod headers;
+mod licences;
 mod lint;
 mod packages;
 mod recording;
@@ -20,7 +21,8 @@ usage: cargo xtask <task>
                        install what the tests need, then run all, or those whose names contain a NAME
                        (--full: long soaks, more seeds, large programs;
                        TOMBOLO_REQUIRE_ALL=1: leaving a test out is a failure)
-  lint                 formatting, clippy, documentation, licences and advisories
+  lint                 formatting, clippy, documentation, the header for C, licences and sources of
+                       dependencies; their known defects where cargo-deny is installed
   ci                   both, and nothing may be left out
   headers              write the header for programs in C from the code
   fuzz [SECONDS] [TARGET...]
@@ -32,14 +34,19 @@ usage: cargo xtask <task>
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let rest = arguments.get(1..).unwrap_or_default();
-    let done = match arguments.first().map(String::as_str) {
-        Some("test") => test::main(rest, false),
-        Some("lint") => lint::main(),
-        Some("ci") => test::main(rest, true).and_then(|()| lint::main()),
-        Some("headers") => headers::write(),
-        Some("fuzz") => fuzz::main(rest),
-        Some("recording") => recording::main(),
-        Some("bench") => bench::main(rest),
+    let done = match (arguments.first().map(String::as_str), rest) {
+        (Some("test"), _) => test::main(rest, tombolo_random::is_on("TOMBOLO_REQUIRE_ALL")),
+        (Some("fuzz"), _) => fuzz::main(rest),
+        (Some("bench"), _) => bench::main(rest),
+        (Some("lint"), []) => lint::main(),
+        // All of it: a part would look like all.
+        (Some("ci"), []) => test::main(&[], true).and_then(|()| lint::main()),
+        (Some("headers"), []) => headers::write(),
+        (Some("recording"), []) => recording::main(),
+        (Some("help" | "--help" | "-h"), []) => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
         _ => Err(USAGE.to_owned()),
     };
     match done {

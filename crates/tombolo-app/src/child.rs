@@ -195,6 +195,8 @@ impl Running {
             && let Some(group) = Pid::from_raw(self.child.id().cast_signed())
         {
             let _ = kill_process_group(group, Signal::KILL);
+            // It may have left its group.
+            let _ = self.child.kill();
         }
         let status = self.child.wait();
         self.reaped |= status.is_ok();

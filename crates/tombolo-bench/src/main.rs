@@ -15,10 +15,12 @@ use tombolo_app::child;
 
 mod crowd;
 mod faults;
+mod forks;
 mod net;
 mod paging;
 mod rdma;
 mod reads;
+mod sim;
 mod start;
 mod summary;
 mod time;
@@ -42,6 +44,10 @@ enum Bench {
     Net(net::Arguments),
     /// Uniformly random reads of an area that is larger than local memory.
     Reads(reads::Arguments),
+    /// A store whose child writes its contents down while it goes on writing, and one whose child sleeps.
+    Forks(forks::Arguments),
+    /// Packets and seeds that the simulator runs in a second.
+    Sim(sim::Arguments),
     /// How long `tombolo run` takes beyond what it borrows and what its program does.
     Start(start::Arguments),
     /// Run a program, and write its wall time and the machine's CPU time meanwhile to a file.
@@ -86,6 +92,9 @@ enum Bench {
     /// The measured program of `reads`.
     #[command(hide = true)]
     Reader(reads::reader::Arguments),
+    /// The measured program of `forks`.
+    #[command(hide = true)]
+    ForkingStore(forks::store::Arguments),
     /// Whose memory is freed in `freeing`.
     #[command(hide = true)]
     Borrower(crowd::BorrowerArguments),
@@ -151,6 +160,9 @@ fn main() -> ExitCode {
         Bench::Faults(arguments) => faults::main(&arguments),
         Bench::FaultsFar(arguments) => faults::far::main(&arguments),
         Bench::Reads(arguments) => reads::main(&arguments),
+        Bench::Forks(arguments) => forks::main(&arguments),
+        Bench::ForkingStore(arguments) => forks::store::main(&arguments),
+        Bench::Sim(arguments) => sim::main(&arguments),
         Bench::Start(arguments) => start::main(&arguments),
         Bench::Time(arguments) => time::main(&arguments),
         Bench::Hellos(arguments) => crowd::hellos(&arguments),

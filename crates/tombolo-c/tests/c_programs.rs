@@ -15,8 +15,19 @@ fn libraries() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
+/// Of this process. Those of tests that have ended go.
 fn folder() -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("tombolo-c-{}", std::process::id()));
+    const PREFIX: &str = "tombolo-c-";
+    let all = std::env::temp_dir();
+    for entry in std::fs::read_dir(&all).unwrap().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let process = name.strip_prefix(PREFIX).filter(|number| number.parse::<u32>().is_ok());
+        if process.is_some_and(|number| !Path::new("/proc").join(number).exists()) {
+            // Another test may do the same, and a stranger's folder stays.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    let folder = all.join(format!("{PREFIX}{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     folder
 }

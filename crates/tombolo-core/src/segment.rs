@@ -242,7 +242,7 @@ impl Iterator for Pieces<'_> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::HashMap;
+    use std::collections::BTreeMap;
 
     fn segments(stripes: &[u64]) -> Vec<Segment> {
         (0u32..)
@@ -304,7 +304,7 @@ mod tests {
         fn every_far_byte_has_a_place_of_its_own(stripes in proptest::collection::vec(1..6u64, 1..6)) {
             let segments = segments(&stripes);
             let table = SegmentTable::new(&segments, 4096).expect("whole stripes");
-            let mut taken: HashMap<(SegmentId, u64), u64> = HashMap::new();
+            let mut taken: BTreeMap<(SegmentId, u64), u64> = BTreeMap::new();
             for page in 0..table.length_bytes() / 4096 {
                 let piece = table.resolve(page * 4096, 4096).expect("inside").next().expect("a page");
                 prop_assert_eq!(piece.length_bytes, 4096);

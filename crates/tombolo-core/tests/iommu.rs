@@ -3,13 +3,14 @@
 //! once, nothing touches a range that was released, and at the end nothing is left.
 //!
 //! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many.
+#![expect(clippy::disallowed_types, reason = "this test only looks things up by key")]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use tombolo_core::iommu::{
     Absence, Access, AccessId, Action, BeginError, Config, ContextId, End, FAULT_RECORDS, FaultMode,
-    FaultPolicy, FaultSource, Iommu, Outcome, PAGE_BYTES, Reason, Released, Right, TouchId, TouchPolicy,
-    Unreached,
+    FaultPolicy, FaultSource, Iommu, Outcome, PAGE_BYTES, Reason, Released, RememberedRecords, Right,
+    TouchId, TouchPolicy, Unreached,
 };
 use tombolo_core::rdma::Time;
 use tombolo_random::{Random, Seeds};
@@ -135,6 +136,7 @@ impl World {
             max_pages_gone: random.among(&[2, 32]),
             denied_ns: 10 * MS,
             handles_faults: !random.one_in(10),
+            remembered_records: random.among(&[RememberedRecords::Last, RememberedRecords::LastTwo]),
         };
         let mut world = Self {
             iommu: Iommu::new(config),
@@ -621,7 +623,7 @@ impl World {
 #[test]
 fn every_access_ends_once_whatever_programs_do() {
     let (mut faults, mut touches, mut stalled, mut paused, mut timed_out, mut forced) = (0, 0, 0, 0, 0, 0);
-    let count = Seeds::from_environment(300).run("every_access_ends_once_whatever_programs_do", |seed| {
+    let count = Seeds::from_environment(300).run("cargo test -p tombolo-core --test iommu", |seed| {
         let mut world = World::new(seed);
         world.storm();
         world.calm();
@@ -1035,4 +1037,33 @@ fn repeats_are_dropped_and_what_does_not_fit_the_queue_comes_again() {
     assert_eq!((iommu.counters().records_lost, iommu.counters().repeats_dropped), (2, 1));
     let asked = told(&mut iommu, now);
     assert!(asked.contains(&Action::Forget(lost)) && asked.contains(&Action::Busy(stalled)), "{asked:?}");
+}
+
+/// A handler takes time for each record, and others come meanwhile: only what it has looked at is brought in.
+#[test]
+fn a_slow_handler_takes_one_record_at_a_time() {
+    let config = Config { remembered_records: RememberedRecords::Last, ..Config::default() };
+    let (mut iommu, context, now) = (Iommu::new(config), ContextId(1), Time::default());
+    iommu.open(context);
+    let policy = FaultPolicy { mode: FaultMode::Terminate, touch: TouchPolicy::Page };
+    let mut fault = |sequence: u32, page: u64| {
+        let by = FaultSource { sequence, ..FaultSource::default() };
+        let address = (1 << 20) + page * PAGE_BYTES;
+        let id = iommu.begin(now, Access { by, policy, address, ..bringing(context) }).unwrap();
+        iommu.attempted(now, context, id, Outcome::Absent(1, Absence::Missing));
+    };
+    // Two blocks that come by turns fill a queue that knows the last record only (FAULT §3.2.3).
+    [(1, 0), (2, 4), (1, 0), (1, 0)].into_iter().for_each(|(sequence, page)| fault(sequence, page));
+    assert_eq!((iommu.waiting_faults(), iommu.counters().repeats_dropped), (3, 1));
+    let touched = |iommu: &mut Iommu| {
+        let actions = std::iter::from_fn(|| iommu.poll_action());
+        actions.filter(|action| matches!(action, Action::Touch { .. })).count()
+    };
+    assert_eq!(touched(&mut iommu), 0);
+    // The third is of a page that is being brought in by then.
+    for (waiting, touches) in [(2, 1), (1, 1), (0, 0)] {
+        assert!(iommu.handle_fault(now));
+        assert_eq!((iommu.waiting_faults(), touched(&mut iommu)), (waiting, touches));
+    }
+    assert!(!iommu.handle_fault(now));
 }

@@ -830,7 +830,7 @@ impl World {
         }
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
-        let forked = space.table.fork(child, slots, &mut self.frames);
+        let forked = space.table.fork(child, |work| work(slots, &mut self.frames));
         space.resident -= forked.shared;
         self.framed += forked.shared + forked.frames;
         // Nobody there would say that what is stored is to be given up: libc's fork waits for the end of the call.
@@ -936,6 +936,14 @@ impl World {
     fn check_memory(&mut self) {
         let ids: Vec<u32> = self.spaces.keys().copied().collect();
         ids.iter().for_each(|&id| self.verify(id, 0, PAGES));
+        for space in self.spaces.values_mut() {
+            for page in space.table.doubtful() {
+                if space.memory.present.contains_key(&page) {
+                    space.table.found_present(page, &mut self.slots);
+                    space.resident += 1;
+                }
+            }
+        }
         assert_eq!(self.framed, self.frames.live());
         let counted = self.framed + self.spaces.values().map(|space| space.resident).sum::<u64>();
         let mut there = BTreeSet::new();
@@ -943,8 +951,9 @@ impl World {
             let all = space.table.all().into_iter();
             let (shared, unverified): (Vec<Entry>, Vec<Entry>) = all
                 .filter_map(|(page, entry)| {
-                    let is_resident = entry.state() == State::Resident;
-                    let present = space.memory.present.get(&page).filter(|_| is_resident);
+                    let present = space.memory.present.get(&page);
+                    assert!(present.is_none() || entry.state() != State::Remote, "{page} is not counted");
+                    let present = present.filter(|_| entry.state() == State::Resident);
                     there.extend(present.map(|present| present.id));
                     entry.frame().map(|_| entry)
                 })
@@ -1102,7 +1111,7 @@ fn no_page_is_mapped_unasked_where_guards_may_be() {
     assert_eq!(table.touched_with(20, 0, 32, 64), (18, 14));
     table.mapped(20, false, &mut slots);
     assert_eq!(table.touched_with(19, 0, 32, 64), (18, 2));
-    let forked = table.fork(1, &mut slots, &mut Frames::default()).table;
+    let forked = table.fork(1, |work| work(&mut slots, &mut Frames::default())).table;
     assert!(forked.may_have_guard(17) && !forked.may_have_guard(18));
     let _ = table.remap(17, 200, 8, &mut slots);
     let guarded: Vec<Page> = (0..300).filter(|page| table.may_have_guard(*page)).collect();
@@ -1112,4 +1121,21 @@ fn no_page_is_mapped_unasked_where_guards_may_be() {
     let _ = table.register(0, 64, &mut slots);
     let _ = table.unmap(200, 201, &mut slots);
     assert!(!table.may_have_guard(16) && !table.may_have_guard(200));
+}
+
+/// A handler that reads an old fault fetches a page again that is present already. A child that is forked meanwhile inherits the present
+/// page, while its table says that the page is far: the driver has to look for it.
+#[test]
+fn a_page_that_is_fetched_again_though_it_is_there_is_doubted_in_a_fork() {
+    let (mut slots, mut table, mut frames) = (slots(4), Table::default(), Frames::default());
+    table.register(0, 4, &mut slots);
+    let (slot, _) = slots.take().expect("a slot");
+    let resident = table.mapped(1, false, &mut slots).0;
+    table.set(1, resident.with_slot(Some(slot)));
+    let stale = Access { write: false, protected: false, agent: false };
+    assert_eq!(table.decide(1, stale), Decision::FetchAgain(slot));
+    table.fetching(1, false, true);
+    let mut forked = table.fork(1, |work| work(&mut slots, &mut frames));
+    assert_eq!(forked.table.get(1).state(), State::Remote);
+    assert_eq!(forked.table.doubtful(), [1]);
 }

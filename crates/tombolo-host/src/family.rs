@@ -1,72 +1,30 @@
-//! Whose child a process is, and what becomes of those whose parent has ended.
+//! Whose child a process is.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 /// Where a process stands among others.
-#[derive(Clone, Copy, Debug)]
-struct Kin {
-    is_stopped: bool,
-    parent: u32,
-    group: u32,
-    session: u32,
+#[derive(Clone, Debug)]
+pub(crate) struct Kin {
+    /// As the kernel shows it: T is stopped, Z has ended.
+    pub(crate) state: String,
+    pub(crate) parent: u32,
+    pub(crate) group: u32,
+    pub(crate) session: u32,
 }
 
-fn kin(pid: u32) -> Option<Kin> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+pub(crate) fn kin(pid: u32) -> Option<Kin> {
+    kin_in(Path::new(&format!("/proc/{pid}")))
+}
+
+/// That of a process's or thread's folder.
+pub(crate) fn kin_in(folder: &Path) -> Option<Kin> {
+    let text = std::fs::read_to_string(folder.join("stat")).ok()?;
     // The name, in parentheses, may contain anything. After it: the state, and these three.
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
-    let is_stopped = fields.next()? == "T";
+    let state = fields.next()?.to_owned();
     let mut numbers = fields.map(|field| field.parse().ok());
-    Some(Kin { is_stopped, parent: numbers.next()??, group: numbers.next()??, session: numbers.next()?? })
-}
-
-/// Whether a process is stopped.
-pub fn is_stopped(pid: u32) -> bool {
-    kin(pid).is_some_and(|kin| kin.is_stopped)
-}
-
-/// The group of this process, which has no number here if it is from outside this pid namespace.
-pub fn own_group() -> Option<rustix::process::Pid> {
-    // SAFETY: getpgrp(2) only asks.
-    rustix::process::Pid::from_raw(unsafe { libc::getpgrp() })
-}
-
-/// Whether this process is the leader of its session, which may be from outside this pid namespace.
-pub fn leads_its_session() -> bool {
-    // SAFETY: getsid(2) and getpid(2) only ask.
-    unsafe { libc::getsid(0) == libc::getpid() }
-}
-
-/// The group of a process.
-pub fn group(pid: u32) -> Option<u32> {
-    kin(pid).map(|kin| kin.group)
-}
-
-/// Ends the stop of a job whose shell has ended. The process `pid` is such a job if it is stopped, this process has adopted it, and no
-/// process of its session outside its group is left that could continue it. Its group gets SIGHUP and SIGCONT, which the kernel sends
-/// to a group that becomes orphaned; it does not send them where the adopter is in the same session. (In another session it does.)
-/// The group `looked_after` is continued by others.
-pub fn end_stop_of_orphans(pid: u32, looked_after: u32) {
-    let number = std::process::id();
-    let (Some(stopped), Some(own)) = (kin(pid), kin(number)) else { return };
-    if !stopped.is_stopped
-        || stopped.parent != number
-        || stopped.session != own.session
-        || stopped.group == looked_after
-    {
-        return;
-    }
-    let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let kins = numbers.filter_map(|entry| kin(entry.file_name().to_str()?.parse().ok()?));
-    let mut others = kins.filter(|kin| kin.group == stopped.group && kin.parent != number);
-    let has_shell = others.any(|member| {
-        kin(member.parent)
-            .is_some_and(|parent| parent.session == stopped.session && parent.group != stopped.group)
-    });
-    if !has_shell && let Some(group) = rustix::process::Pid::from_raw(stopped.group.cast_signed()) {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::HUP);
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::CONT);
-    }
+    Some(Kin { state, parent: numbers.next()??, group: numbers.next()??, session: numbers.next()?? })
 }
 
 /// Parents that are looked at, from a process upwards. A process with more of them counts as a stranger: the supervisor's reception

@@ -6,6 +6,7 @@ pub mod cpu;
 pub mod event;
 pub mod event_queue;
 pub mod family;
+pub mod jobs;
 pub mod life;
 mod maps;
 pub mod net;

@@ -8,50 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::maps;
 
-/// A range of another process's memory, or of ours, in bytes.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Span {
-    /// First address.
-    pub address: u64,
-    /// Length in bytes.
-    pub length: u64,
-}
-
-/// Most ranges that one vectored call takes (`IOV_MAX`).
-pub const SPANS_MAX: usize = 1024;
-
-/// Copies the `remote` ranges of process `pid` to the `local` ranges of this
-/// one, in order; returns the bytes copied, fewer where a range ends.
-///
-/// # Safety
-///
-/// Every local range must be writable memory of this process that no Rust
-/// reference points into.
-pub unsafe fn read_memory(pid: u32, local: &[Span], remote: &[Span]) -> io::Result<usize> {
-    // SAFETY: Span has the layout of struct iovec; the local ranges are the
-    // caller's promise; the kernel checks the remote ones.
-    let count = unsafe {
-        libc::process_vm_readv(
-            pid as i32,
-            local.as_ptr().cast(),
-            local.len() as u64,
-            remote.as_ptr().cast(),
-            remote.len() as u64,
-            0,
-        )
-    };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
-}
-
-/// Reads exactly `buffer.len()` bytes at `address` of process `pid`.
-pub fn read_exactly(pid: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
-    let length = buffer.len() as u64;
-    let local = [Span { address: buffer.as_mut_ptr() as u64, length }];
-    // SAFETY: the local range is exactly `buffer`, borrowed mutably for the call.
-    let count = unsafe { read_memory(pid, &local, &[Span { address, length }])? };
-    if count == buffer.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
-}
+mod memory;
+pub use memory::{Memory, SPANS_MAX, Span, read_exactly, read_memory};
 
 /// A descriptor that becomes readable when the process ends.
 pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
@@ -290,11 +248,22 @@ pub struct Filters {
 
 /// How many seccomp filters a process has. `None`: there is no such process, or the kernel has no filters.
 pub fn seccomp_filters(pid: u32) -> Option<Filters> {
+    let [count, parent] = status_numbers(pid, ["Seccomp_filters:", "PPid:"])?;
+    Some(Filters { count, parent })
+}
+
+/// Whether a process has given up gaining privileges by what it executes (`PR_SET_NO_NEW_PRIVS`), for good. False also where the
+/// kernel does not say it.
+pub fn gains_no_privileges(pid: u32) -> bool {
+    status_numbers(pid, ["NoNewPrivs:"]) == Some([1])
+}
+
+/// Numbers that the kernel tells of a process, by name. `None`: there is no such process, or one of them is not told.
+fn status_numbers<const COUNT: usize>(pid: u32, names: [&str; COUNT]) -> Option<[u32; COUNT]> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let number = |name: &str| -> Option<u32> {
-        status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
-    };
-    Some(Filters { count: number("Seccomp_filters:")?, parent: number("PPid:")? })
+    let numbers =
+        names.map(|name| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok());
+    numbers.into_iter().collect::<Option<Vec<u32>>>()?.try_into().ok()
 }
 
 /// A thread of this process that has its memory still: the first may have ended before others.

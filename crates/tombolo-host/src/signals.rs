@@ -42,6 +42,21 @@ impl SignalSet {
         Self(self.0 & !Self::bit(number))
     }
 
+    /// All of them, from the lowest on.
+    pub fn iter(self) -> impl Iterator<Item = i32> {
+        (1..=LAST).filter(move |number| self.contains(*number))
+    }
+
+    /// The set as a number, a bit for each signal.
+    pub const fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// The set of these bits.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
     /// The lowest.
     pub const fn first(self) -> Option<i32> {
         if self.0 == 0 { None } else { Some(self.0.trailing_zeros() as i32 + 1) }
@@ -61,6 +76,14 @@ pub struct Taken {
     pub user: u32,
     /// What was sent along.
     pub value: usize,
+}
+
+impl Taken {
+    /// Whether one call may have sent both. (Signals below 32 need not be compared by value.)
+    pub fn is_like(&self, other: &Self) -> bool {
+        (self.number, self.code, self.sender, self.user)
+            == (other.number, other.code, other.sender, other.user)
+    }
 }
 
 /// The calling thread takes all signals later, with [`take`]. Returns those that it had blocked before.
@@ -83,6 +106,13 @@ pub fn pending() -> SignalSet {
     // SAFETY: the kernel writes a set of the size that it is told.
     unsafe { libc::syscall(libc::SYS_rt_sigpending, &raw mut set.0, size_of::<u64>()) };
     set
+}
+
+/// The signals that wait for another process as a whole.
+pub fn pending_for(pid: u32) -> SignalSet {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let bits = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    SignalSet(bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0))
 }
 
 /// A descriptor that is readable while a signal waits for the process that asks.
@@ -156,7 +186,7 @@ pub fn pass_on(pidfd: BorrowedFd<'_>, taken: &Taken) -> io::Result<()> {
 
 /// Has a signal do to this process what it does by default, now: ends it, or stops it until it is continued. Returns where it does neither:
 /// the first process of a pid namespace is not ended by its own signals, nor one stopped that nobody could continue.
-pub fn suffer(number: i32) {
+pub fn apply_default_action(number: i32) {
     // SAFETY: the default action may always be set; the process sends a signal to itself.
     unsafe {
         libc::signal(number, libc::SIG_DFL);
@@ -227,18 +257,29 @@ impl Inherited {
         self.ignored.contains(number)
     }
 
-    /// The command starts with the same.
-    pub fn pass_on(self, command: &mut Command) {
+    /// The command starts with the same. In its process, `ready` is called when signals do to it what they will do to the program, but all
+    /// of them wait.
+    ///
+    /// # Safety
+    ///
+    /// `ready` makes async-signal-safe calls only.
+    pub unsafe fn pass_on(
+        self,
+        command: &mut Command,
+        mut ready: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
+    ) {
         let restore = move || {
+            block_all();
             for number in 1..=LAST {
                 let action = if self.ignores(number) { libc::SIG_IGN } else { libc::SIG_DFL };
                 // SAFETY: signal(2) is async-signal-safe; no handler is set. The C library refuses its own two.
                 unsafe { libc::signal(number, action) };
             }
+            ready()?;
             change_mask(libc::SIG_SETMASK, self.blocked);
             Ok(())
         };
-        // SAFETY: the closure makes async-signal-safe calls only.
+        // SAFETY: the closure makes async-signal-safe calls only; the caller vouches for `ready`.
         unsafe { command.pre_exec(restore) };
     }
 }
@@ -300,10 +341,12 @@ mod tests {
             let readable = readable_while_pending().unwrap();
             assert!(crate::event::wait_readable(&[readable.as_fd()], None).unwrap());
             assert!(pending().contains(number));
+            // It waits for this thread, not for the process.
+            assert!(!pending_for(std::process::id()).contains(number));
             assert_eq!(take(number), Some(sent));
             assert_eq!(take(number), Some(Taken { value: 100, ..sent }));
             assert_eq!((take(number), pending().contains(number)), (None, false));
-            // The kernel takes what is passed on; nobody is hurt by signal 0.
+            // Signal 0 is none: the kernel checks the call and sends nothing.
             assert!(pass_on(own.as_fd(), &Taken { number: 0, code: 0, ..sent }).is_ok());
         })
         .join()

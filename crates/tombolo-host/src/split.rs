@@ -17,10 +17,17 @@ pub enum Half {
     Child,
 }
 
+/// Whether this process has one thread only.
+pub fn has_one_thread() -> io::Result<bool> {
+    Ok(std::fs::read_dir("/proc/self/task")?.count() == 1)
+}
+
 /// Splits this process, which must have one thread only: of the others the child would have what they had locked, and not them.
 pub fn fork() -> io::Result<Half> {
-    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(io::Error::other("this process has several threads"));
+    if !has_one_thread()? {
+        return Err(io::Error::other(
+            "this process has several threads already; does /etc/ld.so.preload or LD_AUDIT name a library that starts some?",
+        ));
     }
     // SAFETY: no other thread has anything locked or half done.
     match unsafe { libc::fork() } {

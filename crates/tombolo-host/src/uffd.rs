@@ -230,6 +230,11 @@ impl Userfaultfd {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(made as i32) }))
     }
 
+    /// Sets `O_NONBLOCK`: reading does not wait. Another holder of the descriptor can clear it.
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        Ok(rustix::io::ioctl_fionbio(&self.0, true)?)
+    }
+
     /// A second descriptor of the same address space.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self(self.0.try_clone()?))

@@ -378,7 +378,8 @@ impl Link for UdpLink {
                     if header.session == self.session {
                         self.heard();
                     }
-                    self.handle(header, receiving.incoming.datagram(body));
+                    let sender = receiving.incoming.sender();
+                    self.handle(header, receiving.incoming.datagram(body), sender);
                 }
                 None => others += 1,
             }

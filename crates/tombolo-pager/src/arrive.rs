@@ -87,7 +87,9 @@ impl Pager {
             }
             let Some(source) = source else {
                 if !entry.is_discarded() {
-                    table.lost_on_the_way += 1;
+                    // What could not be had for another reason is not lost with the next lender that goes.
+                    let is_lost = entry.slot().is_some_and(|slot| self.far.slots().is_lost(slot));
+                    table.lost_on_the_way += u64::from(is_lost);
                     self.say_once(
                         "fetch",
                         "a page could not be had from its lenders: the program gets SIGBUS if it uses it",
@@ -225,6 +227,8 @@ impl Pager {
             let mut table = space.lock();
             // Those that were on their way are counted when that is known of each.
             let (mut lost, mut on_the_way) = (0, std::mem::take(&mut table.lost_on_the_way));
+            // These are counted as lost when they are found so.
+            let mut leaving = 0;
             // Others need the slots meanwhile.
             for entries in table.states.all().chunks(SCANNED_AT_ONCE) {
                 let mut slots = self.far.slots();
@@ -238,7 +242,7 @@ impl Pager {
                             table.states.lost(page, &mut slots);
                             lost += 1;
                         }
-                        State::EvictDrop => lost += 1,
+                        State::EvictDrop => leaving += 1,
                         State::Fetching if !entry.is_discarded() => on_the_way += 1,
                         _ => {}
                     }
@@ -246,8 +250,8 @@ impl Pager {
             }
             drop(table);
             Counters::add(&self.stats.counters.lost_pages, lost);
-            if lost + on_the_way > 0 {
-                hurt.push((space, lost + on_the_way));
+            if lost + leaving + on_the_way > 0 {
+                hurt.push((space, lost + leaving + on_the_way));
             }
         }
         // A thread that waited for one of those pages faults again, finds it lost, and gets its SIGBUS then.

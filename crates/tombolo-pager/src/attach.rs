@@ -16,17 +16,19 @@ use rustix::net::{
     SendFlags,
 };
 use tombolo_core::pager::{PAGE_BYTES, Page};
+use tombolo_host::process::{self, Memory};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::{self, Userfaultfd};
-use tombolo_host::{event, family, process};
+use tombolo_host::{event, family};
 
 use crate::pager::Pager;
-use crate::protocol::{CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
+use crate::protocol::{ABSTRACT_NAME, CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
 use crate::space::{Agent, Program, Space};
 use crate::stats::Counters;
 
-const LISTENER: u64 = u64::MAX;
+/// Marks the listeners, beside their index.
+const LISTENERS: [u64; 2] = [u64::MAX, u64::MAX - 2];
 /// Marks the descriptor that ends the reception.
 const STOP: u64 = u64::MAX - 1;
 /// Marks the pidfd of a space's program, beside the index.
@@ -48,9 +50,9 @@ struct Stranger {
     until: Instant,
 }
 
-/// The socket that agents connect to.
+/// The sockets that agents connect to: one with a path, and one without for those that cannot reach it.
 pub struct Reception {
-    listener: OwnedFd,
+    listeners: [OwnedFd; 2],
     epoll: OwnedFd,
     stop: Arc<OwnedFd>,
     pager: Arc<Pager>,
@@ -67,26 +69,24 @@ enum Heard {
 }
 
 impl Reception {
-    /// Listens at `path`.
-    pub fn new(path: &Path, pager: Arc<Pager>) -> io::Result<Self> {
-        let listener = net::socket_with(
-            net::AddressFamily::UNIX,
-            net::SocketType::SEQPACKET,
-            net::SocketFlags::CLOEXEC,
-            None,
-        )?;
-        net::bind(&listener, &net::SocketAddrUnix::new(path)?)?;
+    /// Listens at `path`, and at the abstract name with this number.
+    pub fn new(path: &Path, number: u64, pager: Arc<Pager>) -> io::Result<Self> {
+        let listener = bind(&net::SocketAddrUnix::new(path)?)?;
         // Programs may take another user; who may speak is looked at for each (`accept`).
         let mode = if process::may_change_user() { 0o666 } else { 0o600 };
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-        net::listen(&listener, 256)?;
+        let name = [ABSTRACT_NAME, number.to_string().as_bytes()].concat();
+        let listeners = [listener, bind(&net::SocketAddrUnix::new_abstract_name(&name)?)?];
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
+        for (listener, mark) in listeners.iter().zip(LISTENERS) {
+            net::listen(listener, 256)?;
+            epoll::add(&epoll, listener, epoll::EventData::new_u64(mark), epoll::EventFlags::IN)?;
+        }
         let stop = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?);
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let device = rustix::fs::open("/dev/userfaultfd", flags, Mode::empty()).ok();
-        Ok(Self { listener, epoll, stop, pager, device })
+        Ok(Self { listeners, epoll, stop, pager, device })
     }
 
     /// An event descriptor; adding to it wakes the reception, which ends if the run is over.
@@ -98,22 +98,23 @@ impl Reception {
     pub fn run(self) {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [nothing; 16];
-        let (mut watched, mut looked) = (Instant::now(), Instant::now());
+        let (mut swept, mut watched, mut looked) = (Instant::now(), Instant::now(), Instant::now());
         let mut look_pause = timing::MEMORY_CHECK_INTERVAL;
         let (mut strangers, mut number) = (HashMap::new(), 0u32);
         while !self.pager.stopping.load(Ordering::Relaxed) {
-            let count = epoll::wait(
-                &self.epoll,
-                &mut events[..],
-                Some(&event::timespec(timing::PROGRAM_CHECK_INTERVAL)),
-            )
-            .unwrap_or(0);
+            let pause = event::timespec(timing::PROGRAM_CHECK_INTERVAL);
+            let count = match epoll::wait(&self.epoll, &mut events[..], Some(&pause)) {
+                Ok(count) => count,
+                Err(rustix::io::Errno::INTR) => 0,
+                // Programs would wait for their agents for ever: the run ends, as by a panic.
+                Err(errno) => panic!("the reception cannot wait for agents: {errno}"),
+            };
             for event in &events[..count] {
                 match event.data.u64() {
                     STOP => return,
-                    LISTENER => {
+                    mark if let Some(which) = LISTENERS.iter().position(|listener| *listener == mark) => {
                         number = number.wrapping_add(1);
-                        let stranger = self.accept(number);
+                        let stranger = self.accept(&self.listeners[which], number);
                         strangers.extend(stranger.map(|stranger| (number, stranger)));
                     }
                     data if data & STRANGER != 0 => {
@@ -139,7 +140,10 @@ impl Reception {
             for (_, stranger) in strangers.extract_if(|_, stranger| is_late(stranger)) {
                 self.refuse(Some(stranger.socket), &io::Error::other("its agent said nothing"));
             }
-            self.sweep();
+            if swept.elapsed() >= timing::PROGRAM_CHECK_INTERVAL {
+                swept = Instant::now();
+                self.sweep();
+            }
             if watched.elapsed() > timing::MEMORY_CHECK_INTERVAL {
                 watched = Instant::now();
                 self.pager.watch_foreign_memory();
@@ -209,9 +213,9 @@ impl Reception {
     }
 
     /// Takes the next connection. Its agent mostly speaks at once; one that has no processor keeps nobody waiting.
-    fn accept(&self, number: u32) -> Option<Stranger> {
+    fn accept(&self, listener: &OwnedFd, number: u32) -> Option<Stranger> {
         let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
-        let socket = match net::accept_with(&self.listener, flags) {
+        let socket = match net::accept_with(listener, flags) {
             Ok(socket) => socket,
             Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
                 if !self.pager.use_spare_descriptor() {
@@ -267,18 +271,19 @@ impl Reception {
         if self.lend_device(&socket, &hello, &process) {
             return Ok(Heard::Again(socket));
         }
-        let space = match self.space_of(&hello, descriptors, &process) {
+        let found = memory_of(&process)
+            .and_then(|memory| Ok((memory, self.space_of(&hello, descriptors, &process)?)));
+        let (memory, (space, gate, program)) = match found {
             Ok(found) => found,
             Err(error) => return Err((Some(socket), error)),
         };
-        let (space, gate, program) = space;
         self.pager.keeper.program(&space, &program.pidfd);
         let agent = Arc::new(Agent::new(socket, process, hello.agent as u32, gate, program));
         if !agent.has_ended() {
             // It was made by a thread that may be bound to one processor. Not being allowed to costs speed only.
             let _ = process::place_thread(agent.pid, self.pager.home.processors());
         }
-        self.welcome(&space, agent).map_err(|error| (None, error))?;
+        self.welcome(&space, agent, Arc::new(memory)).map_err(|error| (None, error))?;
         Ok(Heard::Attached)
     }
 
@@ -347,6 +352,8 @@ impl Reception {
             return Err(io::Error::other("its hello brought something else for a userfaultfd"));
         }
         let uffd = Userfaultfd::from_descriptor(descriptor);
+        // Others have it, too: a handler that waited in a read would keep every program waiting.
+        uffd.set_nonblocking()?;
         uffd.enable(FEATURES)?;
         uffd.register(hello.control, CONTROL_PAGES as u64 * PAGE_BYTES)?;
         let token = Space::new_token()?;
@@ -387,7 +394,7 @@ impl Reception {
     }
 
     /// Answers an agent, with the userfaultfd of its space.
-    fn welcome(&self, space: &Arc<Space>, agent: Arc<Agent>) -> io::Result<()> {
+    fn welcome(&self, space: &Arc<Space>, agent: Arc<Agent>, memory: Arc<Memory>) -> io::Result<()> {
         let data = epoll::EventData::new_u64(u64::from(space.index));
         // Hang-ups are reported without being asked for.
         epoll::add(&self.epoll, &*agent, data, epoll::EventFlags::ONESHOT)?;
@@ -404,7 +411,7 @@ impl Reception {
             if table.closed {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            space.attach(agent.clone());
+            space.attach(agent.clone(), memory);
             self.pager.room.set_limited(&space.account, true);
             if let Err(error) = send_welcome(&*agent, &Welcome::default(), &space.uffd) {
                 space.detach();
@@ -415,6 +422,14 @@ impl Reception {
         self.pager.shares_with_agent(space);
         Ok(())
     }
+}
+
+/// A socket for agents, bound and not listening yet.
+fn bind(address: &net::SocketAddrUnix) -> io::Result<OwnedFd> {
+    let (kind, flags) = (net::SocketType::SEQPACKET, net::SocketFlags::CLOEXEC);
+    let socket = net::socket_with(net::AddressFamily::UNIX, kind, flags, None)?;
+    net::bind(&socket, address)?;
+    Ok(socket)
 }
 
 /// Answers a hello, with a descriptor.
@@ -440,6 +455,20 @@ fn is_ours(socket: &OwnedFd) -> bool {
     let Ok(pidfd) = process::peer_pidfd(socket.as_fd(), pid) else { return false };
     // While the process has not ended, its number is given to no other.
     family::descends_from(pid, std::process::id()) && !process::has_ended(&pidfd)
+}
+
+/// The memory of an agent. It must have given up gaining privileges: its pages are read by its number, and were it to execute a
+/// set-user-id program, that program's secrets would be read.
+fn memory_of(agent: &Program) -> io::Result<Memory> {
+    let gains_no_privileges = process::gains_no_privileges(agent.pid);
+    let memory = Memory::of(agent.pid);
+    if process::has_ended(&agent.pidfd) {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if !gains_no_privileges {
+        return Err(io::Error::other("its agent may gain privileges (no_new_privs is not set)"));
+    }
+    memory
 }
 
 /// The program whose memory an agent shares, and of which it has passed a pidfd.

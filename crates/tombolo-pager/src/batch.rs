@@ -413,7 +413,7 @@ impl Evictor {
         self.keep(&mut batch);
         batch.space.is_read.store(true, Ordering::Release);
         read_moved(&batch.space, &batch.agent, &mut batch.victims);
-        read_kept(&batch.agent, &mut batch.victims);
+        read_kept(&batch.space, &batch.agent, &mut batch.victims);
         batch.space.is_read.store(false, Ordering::Release);
         let to_save = self.sort_out(&mut batch.victims);
         if !to_save.is_empty() {

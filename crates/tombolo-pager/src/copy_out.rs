@@ -49,29 +49,28 @@ pub(crate) fn read_moved(space: &Space, agent: &Agent, victims: &mut [Victim]) {
         return;
     }
     let pages = vector.pages();
-    let mut left = vector.copy(agent.pid);
-    // An agent that is ending has given its memory up already; and once it has ended, its number may have been another
-    // process's.
-    if left < pages || agent.has_ended() {
-        left = space.by_program(&agent.program, |thread| vector.copy(thread)).ok().flatten().unwrap_or(0);
+    // This is fastest. An agent that is ending has given its memory up already; and once it has ended, its number may have been
+    // another process's.
+    if vector.copy(agent.pid) == pages && !agent.has_ended() {
+        return;
     }
-    for victim in victims.iter_mut().filter(|victim| matches!(victim.way, Way::Moved(_))) {
-        if left == 0 {
+    for victim in victims {
+        let Way::Moved(index) = victim.way else { continue };
+        if !read_page(space, staging + u64::from(index) * PAGE_BYTES, victim.copy) {
             // Most likely the process has ended, and nobody will ask for the page.
             victim.way = Way::Unread;
-            continue;
         }
-        left -= 1;
     }
 }
 
 /// Copies the kept victims out of the program. One that cannot be read stays.
-pub(crate) fn read_kept(agent: &Agent, victims: &mut [Victim]) {
+pub(crate) fn read_kept(space: &Space, agent: &Agent, victims: &mut [Victim]) {
     for victim in victims.iter_mut().filter(|victim| victim.way == Way::Keep && !victim.clean) {
         let mut vector = Vector::default();
         let address = Space::address(victim.page);
         vector.push(victim.copy, address);
-        if vector.copy(agent.pid) == 0 && !read_by_file(agent.pid, address, victim.copy) {
+        // Its process may not read it itself (`PROT_NONE`): then by the file.
+        if vector.copy(agent.pid) == 0 && !read_page(space, address, victim.copy) {
             victim.way = Way::Stay;
         }
     }
@@ -81,17 +80,9 @@ pub(crate) fn read_kept(agent: &Agent, victims: &mut [Victim]) {
     }
 }
 
-/// Reads a page that its process may not read itself (`PROT_NONE`).
-fn read_by_file(pid: u32, address: u64, copy: u64) -> bool {
-    let mut page = [0u8; PAGE_BYTES as usize];
-    let read = std::fs::File::open(format!("/proc/{pid}/mem"))
-        .and_then(|file| std::os::unix::fs::FileExt::read_exact_at(&file, &mut page, address));
-    if read.is_err() {
-        return false;
-    }
-    let local = [Span { address: copy, length: PAGE_BYTES }];
-    let own = [Span { address: page.as_ptr() as u64, length: PAGE_BYTES }];
+/// Reads a page of a space, whatever has become of its processes.
+fn read_page(space: &Space, address: u64, copy: u64) -> bool {
+    let local = Span { address: copy, length: PAGE_BYTES };
     // SAFETY: the local range belongs to the victim, as in `Vector::copy`.
-    unsafe { process::read_memory(std::process::id(), &local, &own) }
-        .is_ok_and(|bytes| bytes as u64 == PAGE_BYTES)
+    space.memory().is_some_and(|memory| unsafe { memory.read_to(local, address) }.is_ok())
 }

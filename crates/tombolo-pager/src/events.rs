@@ -301,16 +301,15 @@ impl Pager {
                 return;
             }
         };
-        let forked = {
-            let mut slots = self.far.slots();
-            table.states.fork(child.index, &mut slots, &mut self.sharing.frames())
-        };
+        // Others need slots and frames meanwhile.
+        let forked =
+            table.states.fork(child.index, |work| work(&mut self.far.slots(), &mut self.sharing.frames()));
         self.leave_frames(table);
         self.shared_by_fork(parent, &child, table, &forked);
         {
             let mut own = child.lock();
             own.states = forked.table;
-            // It has not run yet.
+            // It may have run and written already, which is found out when its pages are verified.
             self.protect_if_short(&child, &mut own);
             if own.closed {
                 // The fork has failed, and that was noticed already.

@@ -119,15 +119,20 @@ impl Evictor {
 
     fn view(&self, put_off: bool) -> View {
         let (free, waiting) = (self.pager.room.free(), self.pager.waiting.lock().len());
+        // The lock is taken once: a thread that waits to write keeps further readers out, also this one.
+        let (spaces, awaits_agent) = {
+            let spaces = self.pager.spaces.read();
+            (spaces.len(), waiting > 0 && spaces.values().any(|space| space.awaits_agent()))
+        };
         View {
             now_ns: self.now_ns(),
             is_short: free < self.pager.headroom_pages().cast_signed(),
             has_room: free > 0,
             waiting,
             put_off,
-            spaces: self.pager.spaces.read().len(),
+            spaces,
             evictable: self.pager.room.evictable(),
-            awaits_agent: waiting > 0 && self.pager.spaces.read().values().any(|space| space.awaits_agent()),
+            awaits_agent,
         }
     }
 
@@ -345,8 +350,9 @@ impl Pager {
             }
             left -= space.lock().states.release_clean(left, &mut self.far.slots());
         }
-        // Others may have the frames in between.
-        for _ in 0..self.sharing.frames().looks() {
+        // Others may have the frames in between; here, their lock ends with the statement.
+        let looks = self.sharing.frames().looks();
+        for _ in 0..looks {
             if left == 0 {
                 break;
             }

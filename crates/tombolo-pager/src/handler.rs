@@ -130,7 +130,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             match handler.rests(set) {
                 Rest::None => {}
                 Rest::Woken => continue,
-                // Whoever was to serve meanwhile may have no processor.
+                // The handler that was to serve meanwhile may have no processor.
                 Rest::Over => helps = true,
             }
         }
@@ -142,7 +142,8 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         let count = match epoll::wait(&set.epoll, &mut events[..], timeout.as_ref()) {
             Ok(count) => count,
             Err(rustix::io::Errno::INTR) => continue,
-            Err(_) => return,
+            // Programs would wait for ever for handlers that end one by one: the run ends, as by a panic.
+            Err(errno) => panic!("a fault handler cannot wait for faults: {errno}"),
         };
         let mut far = looks || (count == 0 && sleep.is_some());
         let mut served = false;
@@ -150,7 +151,16 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             match event.data.u64() {
                 STOP => return,
                 FAR => far = true,
-                index => served |= handler.serve(index as u32),
+                index => {
+                    // Another holder of the descriptor has cleared O_NONBLOCK.
+                    let flags = event.flags;
+                    if flags.contains(epoll::EventFlags::ERR)
+                        && let Some(space) = pager.space(index as u32)
+                    {
+                        let _ = space.uffd.set_nonblocking();
+                    }
+                    served |= handler.serve(index as u32);
+                }
             }
         }
         helps &= served;

@@ -7,7 +7,7 @@
 //! ended by the supervisor.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -176,11 +176,13 @@ pub fn keep(socket: &OwnedFd) -> io::Result<()> {
         }
     }
     if !kept.is_empty() {
-        eprintln!(
-            "tombolo: the supervisor is gone, and the far memory of its programs with it: ending {} process(es)",
-            kept.len()
-        );
+        let count = kept.len();
         end_programs(kept.into_values().collect());
+        // Last: writing to standard error may fail, or wait for ever.
+        let _ = writeln!(
+            io::stderr(),
+            "tombolo: the supervisor is gone, and the far memory of its programs with it: {count} process(es) ended"
+        );
     }
     Ok(())
 }

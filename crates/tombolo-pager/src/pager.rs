@@ -63,18 +63,20 @@ pub struct Pager {
     far_prepared: AtomicBool,
     /// Batches since far memory was last looked at for how full it is.
     unwarned_batches: AtomicU32,
+    /// Pages of far memory of which it was said that three quarters are in use; 0: it was not.
+    full_told_pages: AtomicU64,
     /// Which page goes next.
     pub replacement: Mutex<Replacement>,
     /// The address spaces. An index is never used twice: what is under way for a
     /// space that has ended must not reach another.
     pub spaces: RwLock<HashMap<u32, Arc<Space>>>,
     next_space: AtomicU32,
-    /// Most pages of local memory that the programs had besides what is served: mapped behind libc, or by
-    /// processes without far memory.
+    /// Most pages of local memory that processes with agents had besides what is served: mapped behind libc, in small pieces, or made
+    /// local. Of what is not served, a page that a fork shares counts in each process.
     pub foreign_peak_pages: AtomicU64,
-    /// Most pages of shared memory that one process had, and of locked memory.
+    /// Most pages of shared memory that one process had.
     pub shared_peak_pages: AtomicU64,
-    /// See above.
+    /// Most pages of locked memory that one process had.
     pub locked_peak_pages: AtomicU64,
     /// Pages that were found lost when they were touched, since a lender was last said to be gone.
     pub(crate) lost_untold: AtomicU64,
@@ -191,6 +193,7 @@ impl Pager {
             headroom_pages: AtomicU64::new(least_headroom(limit_pages)),
             far_prepared: AtomicBool::new(false),
             unwarned_batches: AtomicU32::new(0),
+            full_told_pages: AtomicU64::new(0),
             replacement: Mutex::new(Replacement::new(limit_pages as usize)),
             spaces: RwLock::new(HashMap::with_capacity(64)),
             next_space: AtomicU32::new(0),
@@ -540,14 +543,14 @@ impl Pager {
             return;
         }
         let status = self.far.status();
-        if status.used_pages * 4 >= status.most_pages * 3 {
-            self.say_once(
-                "three quarters",
-                &format!(
-                    "three quarters of the {} MiB of far memory are in use: add a lender, or give a larger --remote",
-                    (status.most_pages * PAGE_BYTES) >> 20
-                ),
-            );
+        // Where no lender is left, that is told; and once more where there is more than when it was told.
+        let (most, told) = (status.most_pages, self.full_told_pages.load(Ordering::Relaxed));
+        if most > told && status.used_pages * 4 >= most * 3 {
+            self.full_told_pages.store(most, Ordering::Relaxed);
+            (self.notify)(&format!(
+                "three quarters of the {} MiB of far memory are in use: add a lender, or give a larger --remote",
+                (most * PAGE_BYTES) >> 20
+            ));
         }
     }
 
@@ -596,7 +599,7 @@ impl Pager {
         self.say_once_with(key, || text.to_owned());
     }
 
-    /// The same, of a text that takes time to make.
+    /// Like [`Self::say_once`], but makes the text only when it is needed.
     pub fn say_once_with(&self, key: &'static str, text: impl FnOnce() -> String) {
         let is_new = {
             let mut said = self.said.lock();

@@ -70,14 +70,15 @@ fn around_control(space: &Space, start: u64, end: u64) -> [(u64, u64); 2] {
 
 impl Pager {
     /// Whether a forked child has seccomp filters that its program did not begin with. Where it is in another pid namespace, its number
-    /// says nothing.
+    /// is another process's here, or none: then its parent's filters count, which it has, too.
     fn has_filters_of_its_own(space: &Space, thread: u32) -> bool {
         if space.agent_refused.load(Ordering::Relaxed) {
             return true;
         }
         // Its parent may have ended already: then it is here.
         let parents = [space.parent.pid, Some(std::process::id())];
-        let found = process::seccomp_filters(thread).filter(|found| parents.contains(&Some(found.parent)));
+        let child = process::seccomp_filters(thread).filter(|found| parents.contains(&Some(found.parent)));
+        let found = child.or_else(|| process::seccomp_filters(space.parent.pid?));
         let has_more = found.is_some_and(|found| found.count > space.parent.filters);
         space.agent_refused.store(has_more, Ordering::Relaxed);
         has_more

@@ -17,18 +17,18 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::WaitOptions;
-use tombolo_host::family;
-use tombolo_host::process;
 use tombolo_host::timing::pager as timing;
+use tombolo_host::{family, jobs, process};
 use tombolo_node::{FarMemory, FarStatus};
 
 use crate::attach::Reception;
 use crate::evict::Evictor;
-use crate::front::{Front, LeftSignal};
+use crate::front::{self, Front, LeftSignal};
 use crate::handler;
 use crate::keeper::Keeper;
 use crate::pager::{Notify, Pager};
 use crate::protocol::{VARIABLE, VERSION};
+use crate::space::Space;
 use crate::stats::PauseSummary;
 use crate::unserved::UnservedSummary;
 
@@ -235,6 +235,12 @@ fn is_fit(place: &Path) -> io::Result<()> {
     if !place.is_absolute() || place.as_os_str().as_bytes().iter().any(is_special) {
         return Err(io::Error::other("the dynamic linker cannot take such a path"));
     }
+    // A program that takes another user loads the library, too.
+    let is_closed =
+        |folder: &Path| fs::metadata(folder).is_ok_and(|found| found.permissions().mode() & 0o001 == 0);
+    if process::may_change_user() && place.ancestors().any(is_closed) {
+        return Err(io::Error::other("other users may not pass through it"));
+    }
     let system = rustix::fs::statvfs(place)?;
     if system.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC) {
         return Err(io::Error::other("nothing may be executed there (noexec)"));
@@ -309,7 +315,8 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     let made = Pager::new(options.local_bytes, handlers, &processors, far, keeper, options.notify);
     let pager = set_up("tables", made)?;
     let pager = Arc::new(pager);
-    let reception = set_up("its socket", Reception::new(&directory.socket(), pager.clone()))?;
+    let name = set_up("its socket", Space::new_token())?;
+    let reception = set_up("its socket", Reception::new(&directory.socket(), name, pager.clone()))?;
     let stopper = reception.stopper();
     let evictor = Evictor::new(pager.clone());
 
@@ -334,14 +341,15 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     }
 
     pager.unserved_programs.leave_out(family::descendants(std::process::id()));
-    let setting = format!("{VERSION}:{}:{}", options.minimum_bytes, directory.socket().display());
+    let setting = format!("{VERSION}:{}:{name}:{}", options.minimum_bytes, directory.socket().display());
     let mut preload = directory.library().into_os_string();
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+    if let Some(others) = front::users_preload() {
         preload.push(":");
         preload.push(others);
     }
     let mut command = Command::new(&options.program);
     command.args(&options.arguments).env("LD_PRELOAD", preload).env(VARIABLE, setting);
+    front::hide_handed_preload(&mut command);
     let mut front = options.front;
     let since = Instant::now();
     let started = front.starting(&mut command).and_then(|()| Started::new(command.spawn()?, &mut front));
@@ -353,7 +361,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
             if let Some(started) = options.started {
                 started(Monitor { pager: pager.clone(), pid: child.id() });
             }
-            let status = wait_for(&child, &front);
+            let status = wait_for(&child, &mut front);
             let elapsed = since.elapsed();
             if let Ok(status) = &status {
                 front.ended(status.into_raw());
@@ -373,6 +381,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
         let _ = thread.join();
     }
     // Why the program has ended, perhaps: a lender was lost, and nobody has come to say it.
+    pager.far.finish_losses();
     pager.progress_far();
     if left == Left::Nobody {
         pager.keeper.end();
@@ -412,7 +421,7 @@ struct Started(Child);
 
 impl Started {
     fn new(mut child: Child, front: &mut Front) -> io::Result<Self> {
-        match process::pidfd(child.id()).and_then(|pidfd| front.started(child.id(), &pidfd)) {
+        match process::pidfd(child.id()).and_then(|pidfd| front.started(&pidfd)) {
             Ok(()) => Ok(Self(child)),
             Err(error) => {
                 // No signal would reach it.
@@ -426,7 +435,7 @@ impl Started {
 
 /// Waits for the end of the program. As the first process of a pid namespace, in a container for instance, this
 /// one gets the orphans in it, among them the agents: they are reaped on the way. (So is a keeper that was ended.)
-fn wait_for(program: &Child, front: &Front) -> io::Result<ExitStatus> {
+fn wait_for(program: &Child, front: &mut Front) -> io::Result<ExitStatus> {
     loop {
         match rustix::process::wait(WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
             Ok(Some((pid, status))) => {
@@ -435,7 +444,7 @@ fn wait_for(program: &Child, front: &Front) -> io::Result<ExitStatus> {
                 match (pid == program.id(), has_ended) {
                     (true, true) => return Ok(ExitStatus::from_raw(status.as_raw())),
                     (true, false) => front.changed(pid, status),
-                    (false, _) if status.stopped() => family::end_stop_of_orphans(pid, front.group()),
+                    (false, _) if status.stopped() => jobs::end_stop_of_orphans(pid, front.group()),
                     (false, _) => {}
                 }
             }
@@ -446,10 +455,10 @@ fn wait_for(program: &Child, front: &Front) -> io::Result<ExitStatus> {
 }
 
 /// Takes the status of all children that have ended or stopped.
-fn reap(looked_after: u32) {
+fn reap(front_group: u32) {
     while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
         if status.stopped() {
-            family::end_stop_of_orphans(pid.as_raw_pid().cast_unsigned(), looked_after);
+            jobs::end_stop_of_orphans(pid.as_raw_pid().cast_unsigned(), front_group);
         }
     }
 }
@@ -470,6 +479,7 @@ fn wait_for_descendants(pager: &Pager, front: &Front) -> Left {
     let mut told = false;
     // The signal that was taken, and the spaces whose programs are to get it.
     let mut passed: Option<(LeftSignal, Vec<u32>)> = None;
+    let mut passed_at = since;
     let mut ended_at: Option<Instant> = None;
     loop {
         let spaces = pager.all_spaces();
@@ -484,10 +494,19 @@ fn wait_for_descendants(pager: &Pager, front: &Front) -> Left {
             ));
             return Left::Somebody;
         }
-        if let Some(signal) = front.take_signal() {
+        // One to its number and one to its group, as `timeout` sends them, are one.
+        let is_again = |signal: &LeftSignal, passed: &Option<(LeftSignal, Vec<u32>)>| {
+            passed.as_ref().is_some_and(|(first, _)| {
+                first.number == signal.number && first.is_for_group != signal.is_for_group
+            })
+        };
+        if let Some(signal) = front.take_signal()
+            && !(is_again(&signal, &passed) && passed_at.elapsed() < timing::SAME_SIGNAL)
+        {
             if passed.is_some() {
                 ended_at.get_or_insert_with(Instant::now);
             } else {
+                passed_at = Instant::now();
                 passed = Some((signal, spaces.iter().map(|space| space.index).collect()));
                 (pager.notify)(&format!(
                     "passed signal {} on to what the program left behind; the next one ends it",
@@ -499,7 +518,7 @@ fn wait_for_descendants(pager: &Pager, front: &Front) -> Left {
             // One that is just being forked has no agent yet, and gets it later.
             let Some(program) = space.program() else { continue };
             // Its shell may have been told that it has stopped.
-            family::end_stop_of_orphans(program.pid, front.group());
+            jobs::end_stop_of_orphans(program.pid, front.group());
             if ended_at.is_some() {
                 let _ = process::signal(&program.pidfd, libc::SIGKILL);
             } else if let Some((signal, due)) = &mut passed

@@ -228,11 +228,11 @@ impl Pager {
         // What is being copied from where it is must not be written to.
         let protect = table.states.get(page).is_kept();
         let mapped = if table.states.may_have_guard(page) {
-            let mapped = space.map_zero(table, page);
-            if protect && mapped.is_ok() {
-                let _ = space.uffd.write_protect(Space::address(page), PAGE_BYTES as usize, true);
+            if protect {
+                // The call that respects guards maps what can be written to: when the copy has been made.
+                return Step::Again;
             }
-            mapped
+            space.map_zero(table, page)
         } else {
             space.map(table, page, self.zeroes.address(), 1, protect)
         };

@@ -31,6 +31,10 @@ use crate::stats::Counters;
 
 /// Pages that are verified or made ordinary before others may have the table: about a millisecond.
 const PIECE_PAGES: u64 = 4096;
+/// Pages that are protected before others may have the table: some milliseconds.
+const PROTECTED_AT_ONCE: u64 = 1 << 17;
+/// How long a sum of the pages that may be copied unseen is good for: each of many spaces asks for it every second.
+const SUM_AGE: Duration = Duration::from_millis(200);
 /// Pages of a run of which some are not mapped: it is not split any further.
 const SPLIT_PAGES: u64 = 16;
 /// Frames that are left before others may look at slots and frames: some hundred microseconds.
@@ -86,6 +90,8 @@ pub(crate) struct Sharing {
     alone: Mutex<Alone>,
     /// Where so little room is left, the evictor is to look at the tasks.
     watermark_pages: AtomicU64,
+    /// Pages that may be copied unseen, of all spaces, as they were then.
+    unprotected: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Sharing {
@@ -100,6 +106,7 @@ impl Sharing {
             tasks: Mutex::default(),
             alone: Mutex::default(),
             watermark_pages: AtomicU64::new(0),
+            unprotected: Mutex::default(),
         }
     }
 
@@ -187,6 +194,9 @@ impl Pager {
             }
             // It looks at the time.
             self.evictor.ring();
+        } else if forked.table.has_doubtful() {
+            self.sharing.schedule(child.index, Work::Verify, timing::FORK_PAUSE);
+            self.evictor.ring();
         }
     }
 
@@ -197,9 +207,27 @@ impl Pager {
             // Where others keep a frame here, that is found again.
             self.set_stuck(shared_frames(&table), false);
         }
-        if table.states.unverified_pages() > 0 {
+        if table.states.unverified_pages() > 0 || table.states.has_doubtful() {
             self.sharing.schedule(space.index, Work::Verify, timing::FORK_PAUSE);
             self.evictor.ring();
+        }
+    }
+
+    /// Looks which pages are present that are far by what the table says: those take room from now on. Their contents are those of their
+    /// slots, or newer.
+    fn look_at_doubtful(&self, space: &Space, table: &mut Table) {
+        let far = table.states.doubtful();
+        let look = |thread| pagemap::hold_something(thread, far.iter().map(|page| Space::address(*page)));
+        let held = space.named_program().and_then(|program| space.by_program(&program, look).ok()??.ok());
+        match held.filter(|_| !space.is_changing()) {
+            Some(held) => {
+                for (page, _) in far.into_iter().zip(held).filter(|(_, is_held)| *is_held) {
+                    self.room.take(&space.account, 1);
+                    table.states.found_present(page, &mut self.far.slots());
+                    self.queue(space, table, page, None);
+                }
+            }
+            None => table.states.doubt(&far),
         }
     }
 
@@ -490,17 +518,20 @@ impl Pager {
         }
     }
 
-    /// Pages that may be copied unseen until they are verified, of this space and of others.
+    /// Pages that may be copied unseen until they are verified, of this space and of others, and rather too many: some of this space
+    /// count twice.
     fn unprotected_pages(&self, space: u32) -> u64 {
-        let mut spaces: Vec<u32> = {
-            let tasks = self.sharing.tasks.lock();
-            tasks.iter().filter(|task| task.work == Work::Verify).map(|task| task.space).collect()
-        };
-        spaces.push(space);
-        spaces.sort_unstable();
-        spaces.dedup();
-        let spaces = spaces.into_iter().filter_map(|space| self.space(space));
-        spaces.map(|space| space.lock().states.unprotected_pages()).sum()
+        let of = |space: Arc<Space>| space.lock().states.unprotected_pages();
+        let own = self.space(space).map_or(0, of);
+        let known = *self.sharing.unprotected.lock();
+        if let Some((since, others)) = known
+            && since.elapsed() < SUM_AGE
+        {
+            return others + own;
+        }
+        let others: u64 = self.all_spaces().into_iter().map(of).sum();
+        *self.sharing.unprotected.lock() = Some((Instant::now(), others));
+        others + own
     }
 
     /// Protects what a fork has left shared, if not all copies of it would fit.
@@ -561,25 +592,37 @@ impl Pager {
         if table.closed {
             return None;
         }
-        if task.work == Work::Protect {
-            return match self.protect(&space, table) {
-                Err(UffdError::Again(_)) => Some(timing::FORK_END_PAUSE),
-                _ => None,
-            };
+        if task.work == Work::Verify && table.states.has_doubtful() {
+            self.look_at_doubtful(&space, table);
         }
         let ranges = task.ranges.get_or_insert_with(|| table.states.shared_ranges().into());
+        let (most, again) = match task.work {
+            Work::Protect => (PROTECTED_AT_ONCE, timing::FORK_END_PAUSE),
+            Work::Verify => (PIECE_PAGES, timing::CHANGE_PAUSE),
+        };
         let (mut piece, mut pages) = (Vec::new(), 0);
-        while pages < PIECE_PAGES
+        while pages < most
             && let Some((first, end)) = ranges.pop_front()
         {
             pages += end - first;
             piece.push((first, end));
         }
-        match self.verify(&space, table, &piece) {
-            Ok(()) => (!ranges.is_empty()).then_some(Duration::ZERO),
+        let done = match task.work {
+            Work::Protect => {
+                piece.iter().try_for_each(|&(first, end)| self.protect_range(&space, table, first, end))
+            }
+            Work::Verify => self.verify(&space, table, &piece),
+        };
+        match done {
+            Ok(()) if !ranges.is_empty() => Some(Duration::ZERO),
+            Ok(()) if table.states.has_doubtful() => {
+                task.ranges = None;
+                Some(timing::SHARING_LONG_PAUSE)
+            }
+            Ok(()) => None,
             Err(UffdError::Again(_)) => {
                 piece.into_iter().rev().for_each(|range| ranges.push_front(range));
-                Some(timing::CHANGE_PAUSE)
+                Some(again)
             }
             Err(_) => None,
         }

@@ -11,10 +11,11 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use tombolo_core::pager::{PAGE_BYTES, Page, Prefetch, Table as States, Touches};
+use tombolo_host::process::{self, Memory};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::{UffdError, Userfaultfd};
-use tombolo_host::{event, pagemap, process};
+use tombolo_host::{event, pagemap};
 
 use crate::events::Fault;
 use crate::locked::{Locked, Wakes};
@@ -207,6 +208,8 @@ pub struct Space {
     has_agent: AtomicBool,
     /// The program, once an agent has named it: it may outlive its agent.
     program: Mutex<Option<Arc<Program>>>,
+    /// The memory itself, once an agent was there: whatever number reaches it, and whatever its processes execute.
+    memory: Mutex<Option<Arc<Memory>>>,
     /// The agent after its program has ended, until it has ended, too.
     retired: Mutex<Option<Arc<Agent>>>,
     /// What is known of the process that has forked it.
@@ -256,7 +259,7 @@ impl Gate<'_> {
         }
     }
 
-    /// The same, where what has begun may go on.
+    /// Cancels the rest of a command; the part that has begun goes on.
     fn cancel_by(agent: &Agent, command: u32) {
         if let Some(word) = agent.word(CANCELLED_OFFSET) {
             word.store(command, Ordering::Release);
@@ -321,6 +324,7 @@ impl Space {
             agent: Mutex::new(None),
             has_agent: AtomicBool::new(false),
             program: Mutex::new(None),
+            memory: Mutex::new(None),
             retired: Mutex::new(None),
             parent: Parent::default(),
             agent_refused: AtomicBool::new(false),
@@ -370,7 +374,7 @@ impl Space {
         Locked::new(self, lock_actively(&self.table))
     }
 
-    /// The same, if nobody has it.
+    /// Locks the page table unless another thread has it locked.
     pub fn try_lock(&self) -> Option<Locked<'_>> {
         self.table.try_lock().map(|table| Locked::new(self, table))
     }
@@ -416,7 +420,7 @@ impl Space {
         self.has_agent.load(Ordering::Acquire)
     }
 
-    /// Of a space without an agent, whose program runs: whether it gets none any more, since it has lost its agent, or may have none.
+    /// Whether this space, which has no agent, will never have one: it has lost its agent, or may have none.
     pub fn gets_no_agent(&self) -> bool {
         self.agent_refused.load(Ordering::Relaxed) || self.named_program().is_some()
     }
@@ -429,8 +433,9 @@ impl Space {
             && self.began.elapsed() <= timing::AGENT_HELLO_LATE
     }
 
-    /// An agent serves this space from now on.
-    pub fn attach(&self, agent: Arc<Agent>) {
+    /// An agent serves this space, whose memory this is, from now on.
+    pub fn attach(&self, agent: Arc<Agent>, memory: Arc<Memory>) {
+        *self.memory.lock() = Some(memory);
         *self.program.lock() = Some(agent.program.clone());
         *self.agent.lock() = Some(agent);
         self.has_agent.store(true, Ordering::Release);
@@ -514,8 +519,8 @@ impl Space {
         self.ending.load(Ordering::Acquire) || process::has_ended(&program.pidfd)
     }
 
-    /// Whether a program whose agent has ended has this memory still, and not that of another program which it has
-    /// executed: the kernel puts control areas at random addresses, unless it is told not to.
+    /// Whether a program whose agent has ended still has this memory, and has executed no other program: the kernel puts control areas at
+    /// random addresses, unless it is told not to.
     pub fn is_memory_of(&self, program: &Program) -> bool {
         // What cannot be looked at now is taken to be there.
         !matches!(self.by_program(program, |_| ()), Ok(None))
@@ -548,16 +553,14 @@ impl Space {
         held.ok()??.ok()?.first().copied()
     }
 
+    /// The memory, if an agent was there.
+    pub fn memory(&self) -> Option<Arc<Memory>> {
+        self.memory.lock().clone()
+    }
+
     /// Reads what is at an address of this memory. Returns whether it could be read.
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
-        let by_agent = self.agent().is_some_and(|agent| {
-            process::read_exactly(agent.pid, address, buffer).is_ok() && !agent.has_ended()
-        });
-        by_agent
-            || self.named_program().is_some_and(|program| {
-                let read = self.by_program(&program, |thread| process::read_exactly(thread, address, buffer));
-                matches!(read, Ok(Some(Ok(()))))
-            })
+        self.memory().is_some_and(|memory| memory.read_exactly(address, buffer).is_ok())
     }
 
     /// Sends the agent an order; its answer is for [`Space::answer`].

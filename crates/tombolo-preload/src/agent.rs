@@ -166,11 +166,16 @@ extern "C" fn main() -> ! {
         // It keeps no file system busy, and is not as patient as its program may be.
         let _ = call(libc::SYS_chdir, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]);
         let _ = call(libc::SYS_setpriority, [libc::PRIO_PROCESS as usize, 0, 0, 0, 0, 0]);
+        // The supervisor accepts no other: it reads memory by the agent's number, and must read none of a program with more privileges.
+        let _ = call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0]);
     }
     match introduce() {
         Ok(held) => {
-            drop_privileges();
-            limit_system_calls(&held);
+            // The program could use what an agent keeps: there is none then.
+            if let Err(error) = drop_privileges().and_then(|()| limit_system_calls(&held)) {
+                report(error.max(1) as u32);
+                exit(error);
+            }
             report(READY);
             match commands::obey(&held) {
                 End::NothingToServe => exit(0),
@@ -218,16 +223,23 @@ fn make_by_device(device: usize) -> sys::Result {
     }
 }
 
+/// Connects to the supervisor: by its socket's path, or without, where the path leads nowhere (after `chroot`) or other users may not
+/// follow it.
 fn connect() -> sys::Result {
-    let address = start::socket_address();
-    // SAFETY: the address is a static sockaddr_un of the length given.
-    unsafe {
-        let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as usize;
-        let socket = call(libc::SYS_socket, [libc::AF_UNIX as usize, kind, 0, 0, 0, 0])?;
-        let size = size_of::<libc::sockaddr_un>();
-        call(libc::SYS_connect, [socket, core::ptr::from_ref(address) as usize, size, 0, 0, 0])?;
-        Ok(socket)
+    let mut result = Err(libc::ENOENT);
+    for (address, size) in start::socket_addresses() {
+        // SAFETY: the address is a static sockaddr_un; `size` is at most its size.
+        result = unsafe {
+            let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as usize;
+            let socket = call(libc::SYS_socket, [libc::AF_UNIX as usize, kind, 0, 0, 0, 0])?;
+            let address = core::ptr::from_ref(address) as usize;
+            call(libc::SYS_connect, [socket, address, size, 0, 0, 0]).map(|_| socket)
+        };
+        if result.is_ok() {
+            break;
+        }
     }
+    result
 }
 
 /// Makes the gate's memory; returns its descriptor and its address. A forked child
@@ -390,7 +402,7 @@ fn introduce() -> Result<Held, i32> {
 
 /// Of all privileges only that of ending the program remains, which may have another user by then. Taking another user itself would make the
 /// program undumpable; this does not.
-fn drop_privileges() {
+fn drop_privileges() -> Result<(), i32> {
     const VERSION_3: u32 = 0x2008_0522;
     const KILL: u32 = 1 << 5;
     let header = [VERSION_3, 0];
@@ -399,13 +411,11 @@ fn drop_privileges() {
     let (header, pointer) = (header.as_ptr() as usize, held.as_mut_ptr() as usize);
     // SAFETY: a header, and as much data as its version has.
     unsafe {
-        if call(libc::SYS_capget, [header, pointer, 0, 0, 0, 0]).is_err() {
-            return;
-        }
+        call(libc::SYS_capget, [header, pointer, 0, 0, 0, 0])?;
         // The kernel has written it; the compiler does not know.
         let permitted = core::ptr::read_volatile(&raw const held[1]) & KILL;
         let kept = [permitted, permitted, 0, 0, 0, 0];
-        let _ = call(libc::SYS_capset, [header, kept.as_ptr() as usize, 0, 0, 0, 0]);
+        call(libc::SYS_capset, [header, kept.as_ptr() as usize, 0, 0, 0, 0]).map(|_| ())
     }
 }
 
@@ -468,24 +478,24 @@ impl Filter {
         self.add(Self::RETURN, Self::ALLOW, 0);
     }
 
-    /// Puts it in force for good.
-    fn install(&self) {
+    /// Puts it in force for good. Where the kernel has no seccomp, there is none.
+    fn install(&self) -> Result<(), i32> {
         const SET_MODE_FILTER: usize = 1;
         // With the refusal behind what was written.
         let program =
             libc::sock_fprog { len: self.length as u16 + 1, filter: self.steps.as_ptr().cast_mut() };
+        let program = core::ptr::from_ref(&program) as usize;
         // SAFETY: a filter of the length given, copied by the kernel.
-        unsafe {
-            let _ = call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0]);
-            let program = core::ptr::from_ref(&program) as usize;
-            let _ = call(libc::SYS_seccomp, [SET_MODE_FILTER, 0, program, 0, 0, 0]);
+        match unsafe { call(libc::SYS_seccomp, [SET_MODE_FILTER, 0, program, 0, 0, 0]) } {
+            Ok(_) | Err(libc::ENOSYS | libc::EINVAL) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 }
 
 /// From now on this process can make only the system calls that an agent makes, on what an agent has. Where
 /// the kernel has no seccomp, it goes on without.
-fn limit_system_calls(held: &Held) {
+fn limit_system_calls(held: &Held) -> Result<(), i32> {
     let mut filter = Filter::new();
     filter.allow(libc::SYS_ioctl, &[Is(low(0), held.userfaultfd as u32), Is(low(1), commands::MOVE as u32)]);
     for advice in [libc::MADV_DONTNEED, control::GUARD_INSTALL, control::GUARD_REMOVE] {
@@ -508,14 +518,21 @@ fn limit_system_calls(held: &Held) {
     }
     filter.allow(libc::SYS_read, &[Is(low(0), held.socket as u32)]);
     filter.allow(libc::SYS_sendto, &[Is(low(0), held.socket as u32), Is(low(4), 0), Is(high(4), 0)]);
-    let kill = [Is(low(0), held.program as u32), Is(low(1), libc::SIGKILL as u32)];
+    // Flags would send it to the program's group, where others may be.
+    let kill = [
+        Is(low(0), held.program as u32),
+        Is(low(1), libc::SIGKILL as u32),
+        Is(low(2), 0),
+        Is(high(2), 0),
+        Is(low(3), 0),
+    ];
     filter.allow(libc::SYS_pidfd_send_signal, &kill);
     for harmless in
         [libc::SYS_sched_yield, libc::SYS_futex, libc::SYS_ppoll, libc::SYS_exit, libc::SYS_exit_group]
     {
         filter.allow(harmless, &[]);
     }
-    filter.install();
+    filter.install()
 }
 
 /// Whether the supervisor has hung up.

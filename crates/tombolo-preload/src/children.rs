@@ -7,10 +7,10 @@ use core::ffi::CStr;
 
 use libc::{c_char, c_int, c_void, pid_t};
 
-use crate::fitness::{self, Kind, Reason};
+use crate::executable::{File, look};
 use crate::real::Real;
 use crate::sys::{call, with_errno};
-use crate::{control, forking, protocol, start, unwaited};
+use crate::{forking, protocol, start, unwaited};
 
 /// Run when the library is loaded.
 #[used]
@@ -20,7 +20,10 @@ static LOADED: extern "C" fn() = loaded;
 extern "C" fn loaded() {
     // Looked up now: dlsym may lock and allocate, which a vfork child must not. A program in local memory
     // needs the real functions, too.
-    for real in [&SPAWN, &SPAWN_BY_PATH, &EXEC_BY_PATH, &crate::loading::LOAD, &crate::memory::CONTROL] {
+    let memory = [&crate::loading::LOAD, &crate::memory::CONTROL];
+    // Not those that libc may not have: a look in vain allocates.
+    let programs = [&SPAWN, &SPAWN_BY_PATH, &EXEC_BY_PATH];
+    for real in memory.into_iter().chain(programs) {
         real.address();
     }
     unwaited::find_real_functions();
@@ -33,6 +36,9 @@ extern "C" fn loaded() {
 
 static SPAWN: Real = Real::new(c"posix_spawn");
 static SPAWN_BY_PATH: Real = Real::new(c"posix_spawnp");
+// Of glibc 2.39 and later. They write a pidfd where the others write a process number.
+static SPAWN_DESCRIBED: Real = Real::new(c"pidfd_spawn");
+static SPAWN_DESCRIBED_BY_PATH: Real = Real::new(c"pidfd_spawnp");
 static EXEC_BY_PATH: Real = Real::new(c"execvpe");
 
 type Spawn = unsafe extern "C" fn(
@@ -45,17 +51,17 @@ type Spawn = unsafe extern "C" fn(
 ) -> c_int;
 type Exec = unsafe extern "C" fn(*const c_char, *const *const c_char, *const *const c_char) -> c_int;
 
-const PRELOAD: &[u8] = b"LD_PRELOAD=";
+pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
 /// `LD_PRELOAD=<this library>` and `TOMBOLO_PAGER=<value>`, each ending in a zero.
-struct Entries {
-    preload: [u8; 512],
+pub struct Entries {
+    pub preload: [u8; 512],
     preload_length: usize,
     pager: [u8; 320],
 }
 impl Entries {
     /// The library's path.
-    fn library(&self) -> &[u8] {
+    pub fn library(&self) -> &[u8] {
         self.preload.get(PRELOAD.len()..self.preload_length).unwrap_or(&[])
     }
 }
@@ -170,7 +176,9 @@ fn is_separator(byte: &u8) -> bool {
 /// # Safety
 ///
 /// `variables` is null, or a null-terminated array of C strings that stays as it is meanwhile.
-unsafe fn entries<'a>(variables: *const *const c_char) -> impl Iterator<Item = (*const c_char, &'a [u8])> {
+pub unsafe fn entries<'a>(
+    variables: *const *const c_char,
+) -> impl Iterator<Item = (*const c_char, &'a [u8])> {
     let mut entry = variables;
     core::iter::from_fn(move || {
         // SAFETY: the caller's promise; the iteration ends at the null pointer.
@@ -310,231 +318,11 @@ unsafe fn is_complete(ours: &Entries, variables: *const *const c_char) -> bool {
     complete && named
 }
 
-/// A file that is to be executed.
-#[derive(Clone, Copy)]
-enum File {
-    /// The one at this path, a C string.
-    At(*const c_char),
-    /// The one that `execvp` finds by this name, a C string.
-    Found(*const c_char),
-    /// An open one.
-    Open(c_int),
-}
-
-/// Why the program cannot have the library, which the supervisor is told. What cannot be told is left to the kernel and the dynamic
-/// linker, and so is everything that is wrong with the file.
-///
-/// Only such system calls are made as the dynamic linker makes, too: the program may have forbidden itself others.
-///
-/// # Safety
-///
-/// As [`entries`]; what [`File`] names may be no good path.
-#[inline(never)]
-unsafe fn look(file: File, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
-    match file {
-        File::Found(name) => {
-            // SAFETY: `execvp` reads the name, too.
-            let name = unsafe { CStr::from_ptr(name) }.to_bytes_with_nul();
-            if name.contains(&b'/') {
-                look_at(name.as_ptr() as usize, ours, variables)
-            } else {
-                look_for(name, ours, variables)
-            }
-        }
-        File::At(path) => look_at(path as usize, ours, variables),
-        File::Open(descriptor) => {
-            let reason = Opened::of(descriptor)?.reason(ours, variables);
-            if let Some(reason) = reason {
-                tell(reason, &[]);
-            }
-            reason
-        }
-    }
-}
-
-/// As `execvp` looks for a name, with a zero behind it, which has no slash in it.
-#[inline(never)]
-fn look_for(name: &[u8], ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
-    let mut folders: &[u8] = b"/bin:/usr/bin";
-    // SAFETY: libc's environment.
-    for (_, text) in unsafe { entries(environ) } {
-        if let Some(found) = text.strip_prefix(b"PATH=") {
-            folders = found;
-            break;
-        }
-    }
-    let mut path = [0u8; PATH_MAX];
-    for folder in folders.split(|&byte| byte == b':') {
-        let folder = if folder.is_empty() { b"." } else { folder };
-        let mut length = 0;
-        for part in [folder, b"/", name] {
-            let Some(target) = path.get_mut(length..length + part.len()) else { break };
-            target.copy_from_slice(part);
-            length += part.len();
-        }
-        if length == folder.len() + 1 + name.len() && Opened::at(path.as_ptr() as usize).is_some() {
-            return look_at(path.as_ptr() as usize, ours, variables);
-        }
-    }
-    None
-}
-
-const PATH_MAX: usize = 4096;
-
-/// Looks at the file at a path: the address of a C string, or of nothing.
-fn look_at(path: usize, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
-    let reason = Opened::at(path)?.reason(ours, variables)?;
-    // SAFETY: the kernel has read it.
-    tell(reason, unsafe { CStr::from_ptr(path as *const c_char) }.to_bytes());
-    Some(reason)
-}
-
-/// Tells the supervisor of a program that is not served.
-fn tell(reason: Reason, path: &[u8]) {
-    if start::far() {
-        control::tell_unserved(reason as usize, path);
-    }
-}
-
-/// A file that is being looked at: a regular one that may be executed.
-struct Opened {
-    /// None: it may not be read.
-    descriptor: Option<usize>,
-    /// The descriptor was made here.
-    is_own: bool,
-    mode: u32,
-    owner: u32,
-    group: u32,
-}
-
-impl Opened {
-    /// The path: the address of a C string, or of nothing.
-    fn at(path: usize) -> Option<Self> {
-        let mut opened = Self::status_of(libc::AT_FDCWD as usize, path, 0)?;
-        opened.open(path);
-        Some(opened)
-    }
-
-    fn of(descriptor: c_int) -> Option<Self> {
-        let flags = libc::AT_EMPTY_PATH as usize;
-        let mut opened = Self::status_of(descriptor as usize, c"".as_ptr() as usize, flags)?;
-        opened.descriptor = Some(descriptor as usize);
-        if opened.read(0, &mut [0]) == 0 {
-            // It is open for its path only.
-            let mut path = *b"/proc/self/fd/0000000000\0";
-            let (mut rest, mut at) = (descriptor, path.len() - 2);
-            while rest > 0 {
-                path[at] = b'0' + (rest % 10) as u8;
-                rest /= 10;
-                at -= 1;
-            }
-            // What are zeroes before it is moved away.
-            const NUMBER_AT: usize = 14;
-            let end = path.len();
-            path.copy_within(at + 1..end, NUMBER_AT);
-            opened.open(path.as_ptr() as usize);
-        }
-        Some(opened)
-    }
-
-    fn open(&mut self, path: usize) {
-        let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK) as usize;
-        // SAFETY: a path that the kernel reads.
-        self.descriptor =
-            unsafe { call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0]) }.ok();
-        self.is_own = self.descriptor.is_some();
-    }
-
-    fn status_of(folder: usize, path: usize, flags: usize) -> Option<Self> {
-        const EXECUTABLE: u32 = 0o111;
-        // SAFETY: a structure of ours for the kernel to fill, and a path that it reads.
-        let (mode, owner, group) = unsafe {
-            let mut status: libc::stat = core::mem::zeroed();
-            let pointer = core::ptr::from_mut(&mut status) as usize;
-            call(libc::SYS_newfstatat, [folder, path, pointer, flags, 0, 0]).ok()?;
-            (
-                core::ptr::read_volatile(&raw const status.st_mode),
-                core::ptr::read_volatile(&raw const status.st_uid),
-                core::ptr::read_volatile(&raw const status.st_gid),
-            )
-        };
-        let is_program = mode & libc::S_IFMT == libc::S_IFREG && mode & EXECUTABLE != 0;
-        is_program.then_some(Self { descriptor: None, is_own: false, mode, owner, group })
-    }
-
-    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
-        let Some(descriptor) = self.descriptor else { return 0 };
-        let arguments = [descriptor, buffer.as_mut_ptr() as usize, buffer.len(), at as usize, 0, 0];
-        // SAFETY: a buffer of the length given.
-        unsafe { call(libc::SYS_pread64, arguments) }.unwrap_or(0)
-    }
-
-    fn reason(self, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
-        /// Interpreters of interpreters, as many as Linux follows.
-        const INTERPRETERS_MAX: u32 = 5;
-        let mut opened = self;
-        for _ in 0..INTERPRETERS_MAX {
-            match fitness::examine(&mut |at, buffer| opened.read(at, buffer)) {
-                Kind::Script(interpreter) => {
-                    opened = Self::at(interpreter.path_with_zero().as_ptr() as usize)?;
-                }
-                // SAFETY: the caller's environment.
-                Kind::Unfit(Reason::Static) if unsafe { is_valgrinds(variables) } => {
-                    return Some(Reason::Valgrind);
-                }
-                Kind::Unfit(reason) => return Some(reason),
-                Kind::Fit => break,
-            }
-        }
-        if opened.gives_privileges() {
-            return Some(Reason::Privileged);
-        }
-        // With a zero behind it.
-        let library = ours.preload.get(PRELOAD.len()..)?.as_ptr() as usize;
-        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
-        // SAFETY: a path that ends in a zero; what was opened here is closed.
-        let found = unsafe {
-            call(libc::SYS_openat, [libc::AT_FDCWD as usize, library, flags, 0, 0, 0])
-                .map(|descriptor| call(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]))
-        };
-        matches!(found, Err(libc::ENOENT | libc::ENOTDIR | libc::EACCES)).then_some(Reason::Unreachable)
-    }
-
-    /// Whether who executes it gets another user's rights, or another group's, by that.
-    fn gives_privileges(&self) -> bool {
-        let is_set = |bits: u32| self.mode & bits == bits;
-        // SAFETY: these take nothing.
-        unsafe {
-            (is_set(libc::S_ISUID) && call(libc::SYS_geteuid, [0; 6]) != Ok(self.owner as usize))
-                || (is_set(libc::S_ISGID | libc::S_IXGRP)
-                    && call(libc::SYS_getegid, [0; 6]) != Ok(self.group as usize))
-        }
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        if let Some(descriptor) = self.descriptor.filter(|_| self.is_own) {
-            // SAFETY: opened here.
-            let _ = unsafe { call(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]) };
-        }
-    }
-}
-
-/// Whether this is the environment that valgrind gives its tools: they are static, and what they run loads libraries.
-///
-/// # Safety
-///
-/// As [`entries`].
-unsafe fn is_valgrinds(variables: *const *const c_char) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe { entries(variables) }.any(|(_, text)| text.starts_with(b"VALGRIND_LAUNCHER="))
-}
-
 fn room() -> Environment {
     Environment { entries: [core::ptr::null(); ENVIRONMENT_MAX + 3], preload: [0; PRELOAD_MAX] }
 }
 
+// SAFETY: `environ` is declared as POSIX has it; the functions are those of exec.c, which are jumped to and never called.
 unsafe extern "C" {
     static environ: *const *const c_char;
     // See exec.c.
@@ -641,6 +429,31 @@ pub unsafe extern "C" fn fexecve(
 ///
 /// See [`execve`].
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn execveat(
+    folder: c_int,
+    path: *const c_char,
+    arguments: *const *const c_char,
+    variables: *const *const c_char,
+    flags: c_int,
+) -> c_int {
+    let go = |variables: *const *const c_char| {
+        let arguments =
+            [folder as usize, path as usize, arguments as usize, variables as usize, flags as usize, 0];
+        // SAFETY: the caller's promise.
+        with_errno(unsafe { call(libc::SYS_execveat, arguments) }) as c_int
+    };
+    // SAFETY: the caller's promise; the kernel takes any path.
+    let is_the_folder =
+        flags & libc::AT_EMPTY_PATH != 0 && !path.is_null() && unsafe { *path } == 0 && folder >= 0;
+    let file = if is_the_folder { File::Open(folder) } else { File::From(folder, path, flags) };
+    // SAFETY: the caller's promise.
+    unsafe { execute(file, variables, go) }
+}
+
+/// # Safety
+///
+/// See [`execve`].
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { execvpe(file, arguments, environ) }
@@ -680,6 +493,42 @@ pub unsafe extern "C" fn posix_spawnp(
     }
 }
 
+/// # Safety
+///
+/// See [`execve`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pidfd_spawn(
+    pidfd: *mut c_int,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    arguments: *const *const c_char,
+    variables: *const *const c_char,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { spawn(&SPAWN_DESCRIBED, File::At(path), pidfd, path, actions, attributes, arguments, variables) }
+}
+
+/// # Safety
+///
+/// See [`execve`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pidfd_spawnp(
+    pidfd: *mut c_int,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    arguments: *const *const c_char,
+    variables: *const *const c_char,
+) -> c_int {
+    let (real, found) = (&SPAWN_DESCRIBED_BY_PATH, File::Found(file));
+    // SAFETY: the caller's promise.
+    unsafe { spawn(real, found, pidfd, file, actions, attributes, arguments, variables) }
+}
+
+/// # Safety
+///
+/// See [`execve`]; `real` is a function of libc's with the arguments of `posix_spawn`.
 #[expect(clippy::too_many_arguments, reason = "those of libc's, and two more")]
 unsafe fn spawn(
     real: &Real,

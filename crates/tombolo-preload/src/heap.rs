@@ -1,5 +1,7 @@
 //! `malloc` and its family, over mimalloc, whose memory comes from our `mmap`. What programs expect of glibc's holds: each block
 //! is aligned to 16 bytes, `realloc` to nothing frees, and `free` keeps `errno`.
+//!
+//! Each exported symbol (`no_mangle`) has the name, the arguments and the meaning of libc's, which it takes the place of.
 
 use core::cell::Cell;
 
@@ -8,6 +10,7 @@ use libmimalloc_sys as mi;
 
 use crate::sys::{errno, set_errno};
 
+// SAFETY: declared as the headers of the allocator have them.
 unsafe extern "C" {
     // See fork.c.
     fn tombolo_forks() -> *mut u64;

@@ -25,6 +25,7 @@ mod agent;
 mod children;
 mod commands;
 mod control;
+mod executable;
 #[allow(dead_code, reason = "some of it is for the other end")]
 mod fitness;
 mod forking;

@@ -5,6 +5,8 @@
 //! later, the supervisor hears from the kernel. So most of the family is not here at
 //! all; these are the calls of which the kernel reports nothing, and those that must
 //! not pass the agent while it drops pages ([`change`]).
+//!
+//! Each exported symbol (`no_mangle`) has the name, the arguments and the meaning of libc's, which it takes the place of.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -52,7 +54,7 @@ fn changes(gate: usize) -> &'static AtomicU32 {
 
 /// 1: the thread in [`CHANGING`] forks, and may wait for locks of libc's and of the program's fork handlers.
 static FORKING: AtomicU32 = AtomicU32::new(0);
-/// The agent is dropping pages that cannot be moved (see `agent::drop_pages`).
+/// The agent is dropping pages that cannot be moved (see `commands::drop_pages`).
 static DROPPING: AtomicU32 = AtomicU32::new(0);
 
 /// Runs a call that unmaps or moves memory while the agent drops nothing: a range

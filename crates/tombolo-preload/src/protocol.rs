@@ -19,10 +19,15 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
-/// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:SOCKET`.
+/// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:NUMBER:SOCKET`. The supervisor listens at the path of the socket, and
+/// at [`ABSTRACT_NAME`] with the number.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
+
+/// Begins the name of the abstract socket, which is reached where the path is not, as after `chroot`. A decimal number follows, which
+/// cannot be guessed: others could take the name.
+pub const ABSTRACT_NAME: &[u8] = b"tombolo-pager-";
 
 /// Size of a page.
 pub const PAGE_BYTES: usize = 4096;

@@ -6,7 +6,7 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::protocol::{VARIABLE, VERSION};
+use crate::protocol::{ABSTRACT_NAME, VARIABLE, VERSION};
 use crate::sys::{self, call};
 use crate::{agent, control, forking};
 
@@ -25,6 +25,10 @@ struct Setting {
     text: [u8; SETTING_MAX],
     length: usize,
     address: libc::sockaddr_un,
+    /// Address of the supervisor's abstract socket.
+    abstract_address: libc::sockaddr_un,
+    /// Bytes of that address.
+    abstract_length: usize,
 }
 struct Shared(UnsafeCell<Setting>);
 // SAFETY: written once, by the thread that moves STATE out of NOT_YET, before anyone reads it.
@@ -32,17 +36,22 @@ unsafe impl Sync for Shared {}
 static SETTING: Shared = Shared(UnsafeCell::new(Setting {
     text: [0; SETTING_MAX],
     length: 0,
-    address: libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] },
+    address: NO_ADDRESS,
+    abstract_address: NO_ADDRESS,
+    abstract_length: 0,
 }));
+const NO_ADDRESS: libc::sockaddr_un =
+    libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] };
 
 fn setting() -> &'static Setting {
     // SAFETY: read only after start-up has filled it, never written again.
     unsafe { &*SETTING.0.get() }
 }
 
-/// The supervisor's socket.
-pub fn socket_address() -> &'static libc::sockaddr_un {
-    &setting().address
+/// The supervisor's socket by its path, then without one, and the bytes of each address.
+pub fn socket_addresses() -> [(&'static libc::sockaddr_un, usize); 2] {
+    let setting = setting();
+    [(&setting.address, size_of::<libc::sockaddr_un>()), (&setting.abstract_address, setting.abstract_length)]
 }
 
 /// The value of the environment variable that named the supervisor.
@@ -83,7 +92,9 @@ fn set_up() -> Option<()> {
     setting.length = find_variable(&mut setting.text)?;
     let text = setting.text.get(..setting.length)?;
     let (version, rest) = number(text)?;
-    let (minimum, path) = number(rest)?;
+    let (minimum, rest) = number(rest)?;
+    let (_, path) = number(rest)?;
+    let name = rest.get(..rest.len() - path.len() - 1)?;
     if version != VERSION as usize || path.len() >= setting.address.sun_path.len() {
         complain(libc::EPROTO);
         return None;
@@ -91,6 +102,13 @@ fn set_up() -> Option<()> {
     for (target, &byte) in setting.address.sun_path.iter_mut().zip(path) {
         *target = byte as libc::c_char;
     }
+    // Behind a zero, which makes it abstract.
+    let abstract_path = setting.abstract_address.sun_path.iter_mut().skip(1);
+    for (target, &byte) in abstract_path.zip(ABSTRACT_NAME.iter().chain(name)) {
+        *target = byte as libc::c_char;
+    }
+    setting.abstract_length =
+        core::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + ABSTRACT_NAME.len() + name.len();
     MINIMUM_BYTES.store(minimum, Ordering::Relaxed);
 
     if let Err(error) = establish() {
@@ -170,6 +188,7 @@ fn number(text: &[u8]) -> Option<(usize, &[u8])> {
     (!digits.is_empty()).then_some((value, rest))
 }
 
+// SAFETY: declared as POSIX has it.
 unsafe extern "C" {
     static environ: *const *const libc::c_char;
 }

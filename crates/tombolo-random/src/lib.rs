@@ -1,7 +1,7 @@
-//! Random numbers that a seed repeats, for tests and benches.
+//! Random numbers that a seed repeats, for simulations, tests and benches.
 //!
 //! The product has two small generators of its own: `tombolo_core::fabric` has SplitMix64 again for the jitter of its
-//! pauses, because this crate is for tests and not linked there, and the demo draws its input's letters by xorshift.
+//! pauses, because the core depends on nothing, and the demo draws its input's letters by xorshift.
 //!
 //! A test that draws one sequence takes it from [`Random::for_test`]. A test that draws many
 //! scenarios, one a seed, takes the seeds from [`Seeds`]. Both print the seed, and
@@ -11,7 +11,7 @@
 
 mod seeds;
 
-pub use seeds::{FULL_TIME, Seeds, USUAL_TIME, is_full};
+pub use seeds::{FULL_TIME, Seeds, USUAL_TIME, amount, is_full, is_on};
 
 /// A step of SplitMix64: every bit of the result depends on every bit of the value.
 #[inline]

@@ -46,8 +46,8 @@ impl Wish {
     fn from_environment() -> Self {
         Self {
             seed: number("TOMBOLO_SEED"),
-            seconds: number("TOMBOLO_SECONDS"),
-            seeds: number("TOMBOLO_SEEDS"),
+            seconds: amount("TOMBOLO_SECONDS"),
+            seeds: amount("TOMBOLO_SEEDS"),
             is_full: is_full(),
         }
     }
@@ -55,7 +55,21 @@ impl Wish {
 
 /// Whether tests are to run at their full sizes: `TOMBOLO_FULL=1`, which `cargo xtask test --full` sets.
 pub fn is_full() -> bool {
-    std::env::var_os("TOMBOLO_FULL").is_some_and(|value| value == "1")
+    is_on("TOMBOLO_FULL")
+}
+
+/// Whether a variable of the environment is 1; it may also be 0, or not be there.
+///
+/// # Panics
+///
+/// If it is anything else: who writes `true` is not to get less than was meant.
+pub fn is_on(variable: &str) -> bool {
+    match std::env::var_os(variable) {
+        None => false,
+        Some(value) if value.is_empty() || value == "0" => false,
+        Some(value) if value == "1" => true,
+        Some(value) => panic!("{variable}=`{}` is neither 1 nor 0", value.to_string_lossy()),
+    }
 }
 
 /// A variable of the environment as a number.
@@ -66,6 +80,17 @@ pub fn is_full() -> bool {
 pub(crate) fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}=`{text}` is not a whole number")))
+}
+
+/// A variable of the environment that says how much is to be run.
+///
+/// # Panics
+///
+/// If it is set and no number, or 0: a test that runs nothing shows nothing.
+pub fn amount(variable: &str) -> Option<u64> {
+    let number = number(variable)?;
+    assert!(number > 0, "{variable}=0: nothing would be run");
+    Some(number)
 }
 
 impl Seeds {

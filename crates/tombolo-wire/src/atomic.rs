@@ -36,6 +36,18 @@ pub enum AtomicOperation {
     },
 }
 
+impl AtomicOperation {
+    /// What the word is after it.
+    #[must_use]
+    pub fn apply(self, before: u64) -> u64 {
+        match self {
+            Self::FetchAdd(more) => before.wrapping_add(more),
+            Self::CompareSwap { compare, swap } if compare == before => swap,
+            Self::CompareSwap { .. } => before,
+        }
+    }
+}
+
 /// A request to change a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Atomic {

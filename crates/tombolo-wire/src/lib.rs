@@ -39,6 +39,7 @@ mod acks;
 mod atomic;
 mod checksum;
 mod data;
+mod databeat;
 mod earlier;
 mod error;
 #[doc(hidden)]
@@ -53,6 +54,9 @@ pub use acks::{Acks, MAX_ACKS};
 pub use atomic::{ATOMIC_BYTES, Atomic, AtomicAck, AtomicOperation};
 pub use checksum::Checksums;
 pub use data::{DataHeader, Notification, NotificationMark, NotifyHeader, Payload};
+pub use databeat::{
+    BEAT_BYTES, BusAddress, BusTransaction, Databeat, DatabeatError, MAX_PARTS, TransactionKind,
+};
 pub use earlier::{EarlierBlocks, MAX_EARLIER_BLOCKS};
 pub use error::WireError;
 pub use ids::{Attempt, Domain, Generation, RequestId, TransactionId};

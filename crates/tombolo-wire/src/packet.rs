@@ -220,20 +220,22 @@ impl Nack {
 
 /// The page a block was refused for is there: send the block again (FAULT
 /// §3.2.3, *retransmit-after-page-fault*). Obeyed only for the current
-/// generation and the block's own domain.
+/// generation and the block's own domain, and not if another attempt is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
     /// The transaction: the block's place in the sender's table.
     pub transaction: TransactionId,
     /// Which of the blocks that have had that place.
     pub generation: Generation,
+    /// The newest transmission of it that has come. A block that is on its way again is not sent once more.
+    pub attempt: Attempt,
     /// The domain the page belongs to; must be the block's.
     pub domain: Domain,
 }
 
 impl Resume {
     fn emit(self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
-        let mut draft = Draft::new(Kind::Resume, 0, 0);
+        let mut draft = Draft::new(Kind::Resume, 0, self.attempt.0);
         draft.u16_at::<8>(self.transaction.0);
         draft.u16_at::<10>(self.domain.0);
         draft.u32_at::<12>(self.generation.0);
@@ -243,12 +245,10 @@ impl Resume {
     fn interpret(view: &View<'_>) -> Result<Self, WireError> {
         view.ends_here()?;
         view.only_flags(0)?;
-        if view.attempt() != 0 {
-            return Err(WireError::Reserved);
-        }
         Ok(Self {
             transaction: TransactionId(view.u16_at::<8>()),
             generation: Generation(view.u32_at::<12>()),
+            attempt: Attempt(view.attempt()),
             domain: Domain(view.u16_at::<10>()),
         })
     }

@@ -57,7 +57,7 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
             Packet::Nack(Nack { transaction, generation, attempt, refusal: NackCode::BufferFull.into() }),
         ),
         ("nack-address", Packet::Nack(Nack { transaction, generation, attempt, refusal: absent })),
-        ("resume", Packet::Resume(Resume { transaction, generation, domain })),
+        ("resume", Packet::Resume(Resume { transaction, generation, attempt, domain })),
         (
             "read-request",
             Packet::ReadRequest(ReadRequest {
@@ -103,7 +103,7 @@ fn samples_have_not_changed() {
         let mut bytes = [0; 200];
         let length = packet.emit(&mut bytes, Checksums::On).expect("a well-formed packet");
         let path = folder().join(name);
-        if std::env::var_os("TOMBOLO_BLESS").is_some() {
+        if std::env::var("TOMBOLO_BLESS").is_ok_and(|value| value == "1") {
             fs::write(&path, &bytes[..length]).expect("the corpus can be written");
         }
         let kept = fs::read(&path).expect("the corpus holds a sample of every kind");

@@ -64,7 +64,7 @@ fn control() -> impl Strategy<Value = Packet<'static>> {
             match kind {
                 0 => Packet::Ack(Ack { transaction, generation, attempt, bytes_only: flag }),
                 1 => Packet::Nack(Nack { transaction, generation, attempt, refusal }),
-                2 => Packet::Resume(Resume { transaction, generation, domain }),
+                2 => Packet::Resume(Resume { transaction, generation, attempt, domain }),
                 3 => Packet::ReadReject(ReadReject { request, refusal }),
                 4 => Packet::ReadAccept(ReadAccept { request }),
                 5 => Packet::Notify(NotifyHeader {

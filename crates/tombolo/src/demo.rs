@@ -99,7 +99,8 @@ fn demonstrate(link: Link, programs: &[Program], are_named: bool) -> Result<Find
     }
     let swap = compare::swap(ALL_LOCAL_BYTES).map(drop);
     let has_swap = swap.map_err(|reason| left_out.push(format!("kernel swap on zram: {reason}"))).is_ok();
-    let progress = Progress::new(workloads.len() * compare::steps(has_swap));
+    let steps = workloads.iter().map(|workload| compare::steps(&**workload, has_swap)).sum();
+    let progress = Progress::new(steps);
     let (lender, address) = start_lender(link, &directory)?;
     let binary = directory.file("tombolo");
     fs::copy(std::env::current_exe()?, &binary)

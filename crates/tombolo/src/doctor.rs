@@ -165,7 +165,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     } else {
         "programs cannot be run on far memory; lending works without any of this"
     });
-    output::line(
+    output::paragraph(
         "not served: programs that cannot take a preloaded library (static, musl, 32 bits, set-user-id), and memory mapped without libc",
     );
     Ok(u8::from(!able))

@@ -27,9 +27,11 @@ mod ping;
 mod place;
 mod ps;
 mod report;
+mod reproduce;
 mod rm;
 mod run;
 mod security;
+mod sim;
 mod status;
 mod top;
 mod watch;
@@ -84,6 +86,12 @@ enum Command {
     Ping(ping::Arguments),
     /// Share one network interface among namespaces, containers and virtual machines.
     Net(net::Arguments),
+    /// Simulate machines in virtual time.
+    Sim(sim::Arguments),
+    /// Reproduce the documents' figures on modelled hardware.
+    ///
+    /// Exit codes: 0 all is well, 1 a fit or an order fails, or a number is far off, and no note says why.
+    Reproduce(reproduce::Arguments),
     /// Make this machine's key, for UDP links to other machines.
     Keygen(keygen::Arguments),
     /// Say what this kernel and these privileges allow.
@@ -175,6 +183,8 @@ fn main() -> ExitCode {
         Command::Rm(arguments) => rm::main(&arguments),
         Command::Ping(arguments) => ping::main(&arguments),
         Command::Net(arguments) => net::main(&arguments),
+        Command::Sim(arguments) => sim::main(&arguments),
+        Command::Reproduce(arguments) => reproduce::main(&arguments),
         Command::Keygen(arguments) => keygen::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Keep => run::keep(),

@@ -65,6 +65,22 @@ pub fn summary(name: &str, finished: &Finished) -> String {
     if !parts.is_empty() {
         let _ = write!(text, "; executed and not served: {}", parts.join(", "));
     }
+    // As seen once a second. Less is in every program.
+    const LEAST_PAGES: u64 = 16 << 8;
+    let kinds = [
+        ("shared_memory_pages", "shared memory"),
+        ("foreign_pages", "behind libc or in small pieces"),
+        ("locked_pages", "locked"),
+    ];
+    let besides: Vec<String> = kinds
+        .into_iter()
+        .map(|(counter, kind)| (finished.counter(counter), kind))
+        .filter(|(pages, _)| *pages >= LEAST_PAGES)
+        .map(|(pages, kind)| format!("{} MiB {kind}", mib(pages)))
+        .collect();
+    if !besides.is_empty() {
+        let _ = write!(text, "; not served, at most: {}", besides.join(", "));
+    }
     if processes[1] > 0 {
         let mib = bytes[1].div_ceil(1 << 20);
         let _ = write!(text, "; without far memory at once: {} process(es) with {mib} MiB", processes[1]);
@@ -152,6 +168,7 @@ fn of_far(far: &FarStatus) -> Value {
         "reads_by_the_other_copy": counters.reads_by_other,
         "corrupt_pages": counters.corrupt_pages,
         "both_copies_on_one_host": counters.same_host,
+        "lender_lives": far.lives,
         "lenders": lenders,
     })
 }

@@ -33,7 +33,7 @@ const NEEDED: [(&str, &str); 3] =
     [("sort", "coreutils"), ("redis-server", "redis-server"), ("mkswap", "util-linux")];
 
 /// Parts of the bench that are no curves.
-const PARTS: [&str; 3] = ["faults", "reads", "start"];
+const PARTS: [&str; 4] = ["faults", "reads", "start", "forks"];
 
 /// What was found, or why not.
 struct Found {
@@ -43,6 +43,8 @@ struct Found {
     reads: Result<Value, String>,
     /// Of `tombolo-bench start`.
     start: Result<Value, String>,
+    /// Of `tombolo-bench forks`.
+    forks: Result<Value, String>,
     curves: Vec<Result<curve::Curve, String>>,
 }
 
@@ -115,6 +117,10 @@ fn measure(options: &Options, tombolo: &Path, races: &Path) -> Result<(Found, Op
         figures(races, &["reads", "zram", "tombolo", "bare", "--binary", &binary, "--rounds", &rounds])
     });
     let start = part("start", &|| figures(races, &["start", "--binary", &tombolo.to_string_lossy()]));
+    let forks = part("forks", &|| {
+        let binary = tombolo.to_string_lossy();
+        figures(races, &["forks", "plain", "zram", "tombolo", "--binary", &binary, "--rounds", &rounds])
+    });
     let surroundings = surroundings::Surroundings::new(tombolo, races)?;
     let mut curves = Vec::new();
     for name in workload::NAMES.into_iter().filter(|name| wanted(name)) {
@@ -129,7 +135,7 @@ fn measure(options: &Options, tombolo: &Path, races: &Path) -> Result<(Found, Op
     if interrupted() {
         return Err("interrupted".into());
     }
-    Ok((Found { faults, reads, start, curves }, surroundings.no_swap().map(str::to_owned)))
+    Ok((Found { faults, reads, start, forks, curves }, surroundings.no_swap().map(str::to_owned)))
 }
 
 /// Runs it. The arguments are those after `paging`.

@@ -5,18 +5,24 @@
 //! about it.
 //! cargo-nextest runs each test in a process of its own; `.config/nextest.toml` says what may not run side by side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tombolo_host::stops;
 
 use crate::command::{cargo, root, run};
 use crate::{bench, guest, packages, tools};
 
+mod leftovers;
 mod results;
 mod stages;
 
-use results::Results;
+use results::{Results, Tally};
 use stages::Stages;
 
 /// Programs and libraries that the tests run, and the Debian package of each.
@@ -55,6 +61,9 @@ const NEEDED: [(&str, &str); 32] = [
     ("libmimalloc.so.2.0", "libmimalloc2.0"),
 ];
 
+/// The developer has interrupted the tests.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
 /// How many of the slowest tests are listed at the end.
 const SLOWEST: usize = 20;
 
@@ -79,6 +88,7 @@ impl<'a> Options<'a> {
                         "cargo xtask test knows no {flag}: there are --full and names of tests"
                     ));
                 }
+                "" => return Err("cargo xtask test: an empty name would be that of every test".to_owned()),
                 name => options.names.push(name),
             }
         }
@@ -89,6 +99,17 @@ impl<'a> Options<'a> {
     fn profile(&self) -> &'static str {
         // Soaks are given their time.
         if self.full || std::env::var_os("TOMBOLO_SECONDS").is_some() { "full" } else { "default" }
+    }
+
+    /// Every interleaving of the two ends of a ring; of those with more than four preemptions, which take minutes, only at full size.
+    fn loom(&self, target: &Path) -> Command {
+        let mut command = cargo();
+        command.args(["test", "--package", "tombolo-host", "--lib", "loom_tests"]);
+        command.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target.join("loom"));
+        if !self.full {
+            command.env("LOOM_MAX_PREEMPTIONS", "4");
+        }
+        command
     }
 
     /// Tells tests what is wanted of them.
@@ -109,8 +130,21 @@ const OF_THE_PRODUCT: &str = "binary(end_to_end) & test(/^(demonstration|guide):
 /// a failure.
 pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
     let options = Options::parse(arguments, require_all)?;
+    if require_all && tombolo_random::is_on("TOMBOLO_BLESS") {
+        return Err("TOMBOLO_BLESS=1 would have every sample agree with the code".to_owned());
+    }
     let mut stages = Stages::default();
-    stages.run("Debian packages", || packages::install_missing(&NEEDED, "some tests will be left out"))?;
+    stages.run("Debian packages", || {
+        let consequence = "some tests will be left out";
+        packages::install_missing(&NEEDED, consequence).or_else(|error| {
+            if require_all {
+                return Err(error);
+            }
+            eprintln!("{error}: {consequence}");
+            Ok(())
+        })
+    })?;
+    leftovers::remove();
     let nextest = stages.run("cargo-nextest", || tools::find(&tools::NEXTEST))?;
     let target = target_directory()?;
     stages.run("a kernel for virtual machines", || {
@@ -132,7 +166,12 @@ pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
         })?)
     } else {
         stages.run("build of the tests", build_tests)?;
-        match runner.has(OF_THE_PRODUCT)? {
+        for name in &options.names {
+            if !runner.has(&[name], "all()")? {
+                return Err(format!("no test's name contains {name}"));
+            }
+        }
+        match runner.has(&options.names, OF_THE_PRODUCT)? {
             true => Some(stages.run("build of the product", || bench::build("tombolo"))?),
             false => None,
         }
@@ -142,24 +181,37 @@ pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
     }
 
     let mut failures = Vec::new();
+    // The runner ends its tests; what they have come to is said below.
+    stops::stop_on_signals(&INTERRUPTED);
     let tests = stages.run("tests", || Ok(runner.run(product.as_deref(), &mut failures)))?;
     let mut tally = tests.tally();
-    if options.names.is_empty() {
+    let is_interrupted = || INTERRUPTED.load(Ordering::Relaxed);
+    if options.names.is_empty() && !is_interrupted() {
+        tally += stages.run("interleavings of a ring's two ends (loom)", || {
+            results::run_libtest("loom", &mut options.loom(&target), &mut failures)
+        })?;
+    }
+    if options.names.is_empty() && !is_interrupted() {
         // Examples in the documentation have no names that one would give.
         tally += stages.run("examples in the documentation", || {
             let mut command = cargo();
-            command.args(["test", "--workspace", "--doc"]);
+            command.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
             options.environment(&mut command);
-            results::run_libtest(&mut command, &mut failures)
+            results::run_libtest("examples in the documentation", &mut command, &mut failures)
         })?;
     }
-    let unknown = options.names.iter().filter(|name| !tests.have(name));
-    failures.extend(unknown.map(|name| format!("no test's name contains {name}")));
+    if is_interrupted() {
+        failures.push("interrupted: not all tests were run".to_owned());
+    }
     print!("{}", tests.slowest(SLOWEST));
     print!("{stages}");
     say_seeds(&runner.seeds());
-    say_left_out(&runner.left_out());
-    println!("{} passed, {} failed in {}", tally.passed, tally.failed, stages::minutes(stages.total()));
+    let left_out = match say_left_out(&runner.left_out()) {
+        0 => String::new(),
+        count => format!(", {count} of those that passed left out, or a part of them"),
+    };
+    let Tally { passed, failed } = tally;
+    println!("{passed} passed, {failed} failed{left_out}, in {}", stages::minutes(stages.total()));
     match failures.is_empty() {
         true => Ok(()),
         false => Err(failures.join("\n")),
@@ -181,7 +233,8 @@ impl Runner<'_> {
         let mut command = Command::new(self.nextest);
         // As if Cargo had called it.
         command.env("CARGO", cargo().get_program()).current_dir(root());
-        command.args(["nextest", task, "--workspace"]);
+        // What is ignored would be neither run nor told.
+        command.args(["nextest", task, "--workspace", "--run-ignored", "all"]);
         self.options.environment(&mut command);
         command
     }
@@ -196,10 +249,10 @@ impl Runner<'_> {
         self.target.join("seeds-run")
     }
 
-    /// Whether any test of a filter is asked for.
-    fn has(&self, filter: &str) -> Result<bool, String> {
+    /// Whether there is a test of this filter whose name contains one of these.
+    fn has(&self, names: &[&str], filter: &str) -> Result<bool, String> {
         let mut command = self.command("list");
-        command.args(["--message-format", "json", "-E", filter]).args(&self.options.names);
+        command.args(["--message-format", "json", "-E", filter]).args(names);
         let output =
             command.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo-nextest: {error}"))?;
         if !output.status.success() {
@@ -229,12 +282,35 @@ impl Runner<'_> {
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
         command.args(["--test-threads", &(3 * processors).to_string(), "--profile", profile]);
         command.args(&self.options.names);
-        failures.extend(run(&mut command).err());
+        failures.extend(run_to_its_end(&mut command).err());
         Results::read(&report).unwrap_or_else(|error| {
             failures.push(error);
             Results::default()
         })
     }
+}
+
+/// As [`run`]; an interrupt has it end its tests, for which it has some time.
+fn run_to_its_end(command: &mut Command) -> Result<(), String> {
+    const TO_END: Duration = Duration::from_secs(20);
+    let mut child = command.spawn().map_err(|error| format!("cargo-nextest: {error}"))?;
+    let mut interrupted: Option<Instant> = None;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(|error| format!("cargo-nextest: {error}"))? {
+            break status;
+        }
+        // A terminal has told it, too; `kill` has not.
+        let since =
+            INTERRUPTED.load(Ordering::Relaxed).then(|| *interrupted.get_or_insert_with(Instant::now));
+        if since.is_some_and(|since| since.elapsed() > TO_END) {
+            if let Some(runner) = Pid::from_raw(child.id().cast_signed()) {
+                let _ = kill_process(runner, Signal::TERM);
+            }
+            interrupted = Some(Instant::now());
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    if status.success() { Ok(()) } else { Err(format!("cargo-nextest: {status}")) }
 }
 
 /// Where Cargo builds.
@@ -263,14 +339,15 @@ fn say_seeds(file: &Path) {
     }
 }
 
-/// Prints which tests were left out, by reason.
-fn say_left_out(file: &Path) {
+/// Prints which tests were left out, by reason. Returns how many.
+fn say_left_out(file: &Path) -> usize {
     let text = fs::read_to_string(file).unwrap_or_default();
     let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (test, reason) in text.lines().filter_map(|line| line.split_once('\t')) {
         reasons.entry(reason).or_default().push(test);
     }
-    for (reason, tests) in reasons {
+    for (reason, tests) in &reasons {
         println!("LEFT OUT, {}: {}", reason, tests.join(", "));
     }
+    reasons.values().flatten().collect::<BTreeSet<_>>().len()
 }

@@ -263,6 +263,16 @@ mod tests {
         written: Mutex<Vec<u64>>,
     }
 
+    impl Late {
+        fn await_touches(&self, count: u32) {
+            let since = Instant::now();
+            while self.0.touches.load(Ordering::SeqCst) < count {
+                assert!(since.elapsed() < Duration::from_secs(60), "it is not touched");
+                std::thread::yield_now();
+            }
+        }
+    }
+
     impl ProcessMemory for Late {
         fn absent(&self, address: u64, _: u32, _: Right) -> Absent {
             let kind = match self.0.has_come.load(Ordering::SeqCst) {
@@ -382,10 +392,7 @@ mod tests {
         let threads = AccessThreads::start(theirs, Box::new(memory.clone()), Box::new(|| {})).unwrap();
         let mut node = Node { area, brings: true, posted: 0, taken: 0 };
         node.post(1, 0, OrderKind::Write(0));
-        let since = Instant::now();
-        while memory.0.touches.load(Ordering::SeqCst) == 0 {
-            assert!(since.elapsed() < Duration::from_secs(60), "it is not touched");
-        }
+        memory.await_touches(1);
         (memory, threads, node)
     }
 
@@ -401,6 +408,8 @@ mod tests {
         memory.0.is_denied.store(true, Ordering::SeqCst);
         let denied = Outcome::Denied(Denied { address: 0, reason: Reason::Protected });
         assert_eq!(node.answer(&threads), (1, denied));
+        // Not before the page has been asked for again: else the second finds it there.
+        memory.await_touches(2);
         memory.0.has_come.store(true, Ordering::SeqCst);
         let absent = Absent { pages: 1, kind: Some(Absence::Missing) };
         assert_eq!(node.answer(&threads), (2, Outcome::Brought(0, absent)));

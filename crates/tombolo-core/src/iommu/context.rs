@@ -1,6 +1,8 @@
 //! What is known of one domain's memory.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::lookup::Lookup;
 
 use super::job::{Access, AccessId, End, FaultSource, Right, TouchId, TouchPolicy, Unreached};
 use super::patience::Patience;
@@ -107,7 +109,7 @@ pub(super) struct Context {
     /// out for themselves: the memory may have changed.
     denied: VecDeque<(FaultSource, End, Unreached, Time)>,
     /// Pauses of the blocks whose senders were refused because a page was absent, the latest block of each slot (node, number, end).
-    paused: HashMap<(u32, u16, End), Pauses>,
+    paused: Lookup<(u32, u16, End), Pauses>,
     /// Where the last run of faults goes on, and how many pages it brings in.
     run: (u64, u64),
 }
@@ -181,7 +183,7 @@ impl Context {
             }
         }
         let sequence = access.by.sequence;
-        let pauses = self.paused.entry(slot).or_insert(Pauses { sequence, page: 0, gone: 0 });
+        let pauses = self.paused.get_or_insert(slot, Pauses { sequence, page: 0, gone: 0 });
         if pauses.sequence != sequence {
             *pauses = Pauses { sequence, page: 0, gone: 0 };
         }

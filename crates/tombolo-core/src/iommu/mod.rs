@@ -32,7 +32,9 @@ mod job;
 mod patience;
 mod queue;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::lookup::Lookup;
 
 use crate::rdma::Time;
 use context::{Context, Touch};
@@ -45,7 +47,7 @@ pub use job::{
     Absence, Access, AccessId, Action, ContextId, End, FaultMode, FaultPolicy, FaultSource, Outcome, Reason,
     Right, TouchId, TouchPolicy, Unreached,
 };
-pub use queue::{FAULT_RECORDS, FaultRecord};
+pub use queue::{FAULT_RECORDS, FaultRecord, RememberedRecords};
 
 /// A page.
 pub const PAGE_BYTES: u64 = 4096;
@@ -75,6 +77,8 @@ pub struct Config {
     pub max_pages_gone: u32,
     /// How long it is remembered for a block that comes again that its page cannot be brought.
     pub denied_ns: u64,
+    /// Of which fault records a repeat is dropped (FAULT §3.2.3).
+    pub remembered_records: RememberedRecords,
     /// Whether faults are handled. Off, senders come again until they give up: for tests.
     pub handles_faults: bool,
 }
@@ -92,6 +96,7 @@ impl Default for Config {
             max_attempts: 32,
             max_pages_gone: 32,
             denied_ns: 1_000_000_000,
+            remembered_records: RememberedRecords::LastTwo,
             handles_faults: true,
         }
     }
@@ -160,7 +165,7 @@ impl Job {
 pub struct Iommu {
     config: Config,
     contexts: BTreeMap<ContextId, Context>,
-    jobs: HashMap<AccessId, Job>,
+    jobs: Lookup<AccessId, Job>,
     queue: FaultQueue,
     actions: VecDeque<Action>,
     counters: Counters,
@@ -172,7 +177,7 @@ impl Iommu {
     /// Without contexts.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        Self { config, ..Self::default() }
+        Self { config, queue: FaultQueue::new(config.remembered_records), ..Self::default() }
     }
 
     /// A domain has registered memory.
@@ -503,84 +508,96 @@ impl Iommu {
         Released::Later
     }
 
-    /// Takes fault records out of the queue, and decides which pages are brought in.
+    /// Takes all fault records out of the queue, and decides which pages are brought in.
     fn handle_faults(&mut self, now: Time) {
         // What faults at once waits for the same touches: none is asked for before all were looked at.
         let mut begun_in = Vec::new();
         while let Some(record) = self.queue.take() {
-            let Some(job) = self.jobs.get_mut(&record.access) else { continue };
-            let State::Waiting { touch: touch @ None, is_paused } = &mut job.state else { continue };
-            if !self.config.handles_faults {
-                let action =
-                    if *is_paused { Action::Forget(record.access) } else { Action::Busy(record.access) };
-                self.finish(record.access, action);
-                continue;
-            }
-            let is_paused = *is_paused;
-            let Some(context) = self.contexts.get_mut(&record.context) else { continue };
-            let right = job.access.right;
-            let is_stuck = context.is_stuck(&self.config);
-            let known = context.touch_of(record.page, right);
-            let is_running = known.is_some_and(|id| !context.queued.contains(&id));
-            match known.and_then(|id| Some((id, context.touches.get_mut(&id)?))) {
-                Some((id, known)) if !known.is_overdue => {
-                    *touch = Some(id);
-                    let access = job.access;
-                    let is_of_block = |other: &AccessId| {
-                        self.jobs.get(other).is_some_and(|other| {
-                            (other.access.by, other.access.end) == (access.by, access.end)
-                                && other.is_paused()
-                        })
-                    };
-                    // Its sender comes again and again: one of these is enough.
-                    if is_paused && known.waiting.iter().any(is_of_block) {
-                        self.finish(record.access, Action::Forget(record.access));
-                        continue;
-                    }
-                    known.waiting.push(record.access);
-                    // Once: what fails twice fails.
-                    if is_running
-                        && let Some(job) = self.jobs.get_mut(&record.access)
-                        && !std::mem::replace(&mut job.has_looked_again, true)
-                    {
-                        known.late.push(record.access);
-                    }
-                    if is_paused {
-                        context.note_paused(&access, record.page);
-                    }
-                    continue;
-                }
-                None if !is_stuck => {}
-                Some(_) | None => {
-                    self.give_up(now, record.access, record.page);
-                    continue;
-                }
-            }
-            if context.is_full(&self.config) {
-                self.counters.busy += 1;
-                let action =
-                    if is_paused { Action::Forget(record.access) } else { Action::Busy(record.access) };
-                self.finish(record.access, action);
-                continue;
-            }
-            let access = job.access;
-            if is_paused {
-                context.note_paused(&access, record.page);
-            }
-            let (needed, ahead) = context.chosen(&access, job.absent);
-            let begun = self.begin_touch(now, &access, needed, vec![record.access]);
-            if let Some(Job { state: State::Waiting { touch, .. }, .. }) = self.jobs.get_mut(&record.access) {
-                *touch = begun;
-            }
-            if let Some(ahead) = ahead {
-                self.begin_touch(now, &access, ahead, Vec::new());
-            }
-            begun_in.push(record.context);
+            begun_in.extend(self.handle_record(now, &record));
         }
         begun_in.dedup();
         for context in begun_in {
             self.run_touches(context, now);
         }
+    }
+
+    /// Takes one fault record out of the queue, as a handler does that takes time for each (FAULT §3.2.3). Whether there was one. Call
+    /// [`Self::poll_action`] afterwards.
+    pub fn handle_fault(&mut self, now: Time) -> bool {
+        let Some(record) = self.queue.take() else { return false };
+        if let Some(context) = self.handle_record(now, &record) {
+            self.run_touches(context, now);
+        }
+        true
+    }
+
+    /// Decides which pages are brought in for a fault. Whose: touches of it wait.
+    fn handle_record(&mut self, now: Time, record: &FaultRecord) -> Option<ContextId> {
+        let job = self.jobs.get_mut(&record.access)?;
+        let State::Waiting { touch: touch @ None, is_paused } = &mut job.state else { return None };
+        if !self.config.handles_faults {
+            let action = if *is_paused { Action::Forget(record.access) } else { Action::Busy(record.access) };
+            self.finish(record.access, action);
+            return None;
+        }
+        let is_paused = *is_paused;
+        let context = self.contexts.get_mut(&record.context)?;
+        let right = job.access.right;
+        let is_stuck = context.is_stuck(&self.config);
+        let known = context.touch_of(record.page, right);
+        let is_running = known.is_some_and(|id| !context.queued.contains(&id));
+        match known.and_then(|id| Some((id, context.touches.get_mut(&id)?))) {
+            Some((id, known)) if !known.is_overdue => {
+                *touch = Some(id);
+                let access = job.access;
+                let is_of_block = |other: &AccessId| {
+                    self.jobs.get(other).is_some_and(|other| {
+                        (other.access.by, other.access.end) == (access.by, access.end) && other.is_paused()
+                    })
+                };
+                // Its sender comes again and again: one of these is enough.
+                if is_paused && known.waiting.iter().any(is_of_block) {
+                    self.finish(record.access, Action::Forget(record.access));
+                    return None;
+                }
+                known.waiting.push(record.access);
+                // Once: what fails twice fails.
+                if is_running
+                    && let Some(job) = self.jobs.get_mut(&record.access)
+                    && !std::mem::replace(&mut job.has_looked_again, true)
+                {
+                    known.late.push(record.access);
+                }
+                if is_paused {
+                    context.note_paused(&access, record.page);
+                }
+                return None;
+            }
+            None if !is_stuck => {}
+            Some(_) | None => {
+                self.give_up(now, record.access, record.page);
+                return None;
+            }
+        }
+        if context.is_full(&self.config) {
+            self.counters.busy += 1;
+            let action = if is_paused { Action::Forget(record.access) } else { Action::Busy(record.access) };
+            self.finish(record.access, action);
+            return None;
+        }
+        let access = job.access;
+        if is_paused {
+            context.note_paused(&access, record.page);
+        }
+        let (needed, ahead) = context.chosen(&access, job.absent);
+        let begun = self.begin_touch(now, &access, needed, vec![record.access]);
+        if let Some(Job { state: State::Waiting { touch, .. }, .. }) = self.jobs.get_mut(&record.access) {
+            *touch = begun;
+        }
+        if let Some(ahead) = ahead {
+            self.begin_touch(now, &access, ahead, Vec::new());
+        }
+        Some(record.context)
     }
 
     /// Queues a touch of these pages, first and end, for one access and others of the same context.
@@ -764,7 +781,7 @@ impl Iommu {
             let context = self.contexts.get(&access.context);
             access.is_of_asker && context.is_some_and(|context| context.overdue.contains_key(id))
         };
-        let attempts = self.jobs.iter().filter_map(|(id, job)| match job.state {
+        let attempts = self.jobs.least(|id, job| match job.state {
             State::Attempting(patience) if !is_overdue(id, &job.access) => {
                 Some(patience.due(self.config.attempt_timeout_ns))
             }
@@ -772,7 +789,8 @@ impl Iommu {
         });
         let touches = self.contexts.values().flat_map(|context| context.touches.values());
         let touches = touches.filter(|touch| !touch.is_overdue);
-        attempts.chain(touches.map(|touch| touch.patience.due(self.config.touch_timeout_ns))).min()
+        let touches = touches.map(|touch| touch.patience.due(self.config.touch_timeout_ns));
+        attempts.into_iter().chain(touches).min()
     }
 
     /// The next thing to do. Call until `None`, then again after any other call.
@@ -782,6 +800,19 @@ impl Iommu {
             self.handle_faults(now);
         }
         self.actions.pop_front()
+    }
+
+    /// The next action, as [`Self::poll`] gives it, but records in the fault queue stay there: a handler that needs time for each takes
+    /// them by [`Self::handle_fault`].
+    #[must_use = "an action that is not carried out is lost"]
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Faults that wait for the handler.
+    #[must_use]
+    pub fn waiting_faults(&self) -> usize {
+        self.queue.len()
     }
 
     /// The fault registers of a context.

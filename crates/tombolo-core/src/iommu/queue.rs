@@ -1,6 +1,8 @@
 //! The queue of fault records between the data path and the handler (FAULT §3.2.3, Table 3.2).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use crate::lookup::Lookup;
 
 use super::job::{AccessId, ContextId, End, FaultSource};
 
@@ -34,33 +36,51 @@ impl FaultRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Noted {
     Queued,
-    /// One of the last two of its source says the same.
+    /// One of the last records of its source says the same.
     Repeat,
     /// There was no room.
     Lost,
 }
 
-/// The records that wait, and the last two of each source.
+/// Which records of a source are known, so that a repeat of them is dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RememberedRecords {
+    /// The last one, as in the FIFO in hardware.
+    Last,
+    /// The last two, as in its driver: two blocks under way at once fault by turns.
+    #[default]
+    LastTwo,
+}
+
+/// The records that wait, and the last ones of each source.
 #[derive(Debug, Default)]
 pub(super) struct FaultQueue {
+    remembered: RememberedRecords,
     records: VecDeque<FaultRecord>,
-    last: HashMap<u32, [Option<FaultRecord>; 2]>,
+    last: Lookup<u32, [Option<FaultRecord>; 2]>,
 }
 
 impl FaultQueue {
+    pub(super) fn new(remembered: RememberedRecords) -> Self {
+        Self { remembered, ..Self::default() }
+    }
+
     /// Notes a fault. `is_needed`: a repeat is noted, too.
     pub(super) fn note(&mut self, record: FaultRecord, is_needed: bool) -> Noted {
         if self.last.len() >= MAX_NODES && !self.last.contains_key(&record.by.node) {
             self.last.clear();
         }
-        let last = self.last.entry(record.by.node).or_default();
+        let last = self.last.get_or_insert(record.by.node, [None; 2]);
         if !is_needed && last.iter().flatten().any(|known| record.is_repeat_of(known)) {
             return Noted::Repeat;
         }
         if self.records.len() >= FAULT_RECORDS {
             return Noted::Lost;
         }
-        *last = [Some(record), last[0]];
+        *last = match self.remembered {
+            RememberedRecords::Last => [Some(record), None],
+            RememberedRecords::LastTwo => [Some(record), last[0]],
+        };
         self.records.push_back(record);
         Noted::Queued
     }
@@ -80,6 +100,10 @@ impl FaultQueue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.records.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.records.len()
     }
 }
 
@@ -109,5 +133,12 @@ mod tests {
         assert_eq!(queue.note(record(9, 1 << 20), true), Noted::Lost);
         assert_eq!(std::iter::from_fn(|| queue.take()).count(), FAULT_RECORDS);
         assert!(queue.is_empty());
+
+        // The queue in hardware knows the last one only.
+        let mut queue = FaultQueue::new(RememberedRecords::Last);
+        let mut note = |transaction, page| queue.note(record(transaction, page), false);
+        assert_eq!([note(1, 5), note(1, 5), note(2, 5)], [Noted::Queued, Noted::Repeat, Noted::Queued]);
+        assert_eq!(note(1, 5), Noted::Queued);
+        assert_eq!(queue.len(), 3);
     }
 }

@@ -4,7 +4,9 @@
 //! no port goes to the uplink, and what comes from there for no port is dropped and counted. Broadcasts and multicasts are
 //! copied. A frame whose source is not its port's own address is dropped: no port can be taken for another.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use crate::lookup::Lookup;
 use std::net::IpAddr;
 
 use super::frame::{Frame, Mac};
@@ -194,7 +196,7 @@ impl Targets {
 pub struct Switch {
     mode: Mode,
     ports: Vec<Option<Rules>>,
-    by_mac: HashMap<Mac, PortId>,
+    by_mac: Lookup<Mac, PortId>,
 }
 
 /// A port cannot have these rules.

@@ -20,7 +20,9 @@
 mod moves;
 mod purpose;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use crate::lookup::Lookup;
 
 use crate::iommu::{
     Access, AccessId, Action, BeginError, Config, ContextId, End, FaultRegisters, Iommu, MAX_ACCESS_BYTES,
@@ -108,7 +110,7 @@ struct Entry<B> {
 #[derive(Debug)]
 pub struct OwnMemory<B> {
     iommu: Iommu,
-    entries: HashMap<AccessId, Entry<B>>,
+    entries: Lookup<AccessId, Entry<B>>,
     moves: Moves,
     steps: VecDeque<Step<B>>,
     /// How often the engine had lost a peer when it was last asked.
@@ -144,7 +146,7 @@ impl<B> OwnMemory<B> {
     /// Without domains.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        let (entries, moves, steps) = (HashMap::new(), Moves::default(), VecDeque::new());
+        let (entries, moves, steps) = (Lookup::default(), Moves::default(), VecDeque::new());
         Self { iommu: Iommu::new(config), entries, moves, steps, losses_seen: 0 }
     }
 
@@ -403,10 +405,7 @@ impl<B> OwnMemory<B> {
         if std::mem::replace(&mut self.losses_seen, engine.peers_lost()) == engine.peers_lost() {
             return;
         }
-        let is_out = |entry: &Entry<B>| entry.is_posted && entry.purpose.is_some();
-        let out: Vec<AccessId> =
-            self.entries.iter().filter(|(_, entry)| is_out(entry)).map(|(id, _)| *id).collect();
-        for id in out {
+        for id in self.entries.keys_of(|_, entry| entry.is_posted && entry.purpose.is_some()) {
             if !self.is_wanted(engine, id) {
                 self.iommu.withdraw(now, id, Reason::Gone);
             }

@@ -12,7 +12,7 @@
 //! here comes again only when it was refused, and it is answered when its copy is over: so the engine tells the
 //! failure of its transfer when no copy for it is being made.
 
-use std::collections::HashMap;
+use crate::lookup::Lookup;
 
 use super::{Purpose, Step, source_refused};
 use crate::iommu::End;
@@ -104,9 +104,9 @@ struct Underway {
 /// All blocks of which copies are being made.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
-    blocks: HashMap<MoveId, Underway>,
+    blocks: Lookup<MoveId, Underway>,
     /// The newest copy for a slot of the engine towards a peer.
-    slots: HashMap<(PeerId, u16), MoveId>,
+    slots: Lookup<(PeerId, u16), MoveId>,
     last: u64,
 }
 
@@ -244,7 +244,7 @@ impl Moves {
 
     /// Whether no copy is being made.
     pub(super) fn is_idle(&self) -> bool {
-        self.blocks.values().all(|underway| underway.stage == Stage::Acknowledged)
+        !self.blocks.any(|_, underway| underway.stage != Stage::Acknowledged)
     }
 }
 

@@ -190,7 +190,7 @@ mod tests {
     /// Runs a reader over `pages`, faulting only where nothing was fetched ahead.
     fn faults(pages: impl Iterator<Item = Page>) -> (usize, usize) {
         let mut prefetch = Prefetch::default();
-        let mut present = std::collections::HashSet::new();
+        let mut present = std::collections::BTreeSet::new();
         let (mut faults, mut fetched) = (0, 0);
         for page in pages {
             if present.insert(page) {

@@ -375,13 +375,13 @@ mod tests {
     #[test]
     fn what_is_fetched_ahead_waits_for_its_stream() {
         use crate::pager::prefetch::Prefetch;
-        use std::collections::HashMap;
+        use std::collections::BTreeMap;
 
         for streams in [1, 3, 8] {
             let limit_pages = 6000;
             let (mut replacement, mut prefetch) = (Replacement::new(limit_pages), Prefetch::default());
             // Whether each resident page was read.
-            let mut resident: HashMap<Page, bool> = HashMap::new();
+            let mut resident: BTreeMap<Page, bool> = BTreeMap::new();
             for page in 0..limit_pages as u64 {
                 replacement.insert(name(1_000_000_000 + page), Some(replacement.age()));
                 resident.insert(1_000_000_000 + page, true);

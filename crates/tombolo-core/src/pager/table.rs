@@ -10,6 +10,10 @@
 //! page's old place before this one has ended has a name that no page has ([`Table::fetching`]); no
 //! eviction begins there.
 
+#[expect(
+    clippy::disallowed_types,
+    reason = "with a hasher of its own, which is the same in each run: see `BlockHasher`"
+)]
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -17,10 +21,13 @@ use super::frames::{Frame, Frames, Saved};
 use super::page::{Entry, Page, State};
 use super::ranges::Ranges;
 use super::replacement::PageName;
+use crate::lookup::Lookup;
 use crate::store::Store;
 
 /// Pages of a block of entries.
 const BLOCK: u64 = 512;
+/// Blocks of a table that a fork goes through before others may have slots and frames: some hundred microseconds.
+const FORK_BLOCKS: usize = 16;
 
 /// Block numbers are neighbours mostly: one multiplication spreads them.
 #[derive(Default)]
@@ -42,6 +49,7 @@ impl Hasher for BlockHasher {
     }
 }
 
+#[expect(clippy::disallowed_types, reason = "as above")]
 type Blocks = HashMap<u64, Box<[Entry; BLOCK as usize]>, BuildHasherDefault<BlockHasher>>;
 
 /// An access that the kernel could not complete.
@@ -175,11 +183,11 @@ pub struct Forked {
     pub table: Table,
     /// Pages that are resident in the child, and share no frame.
     pub resident: u64,
-    /// Resident pages of the parent's that are counted with a frame from now on.
+    /// Pages of the parent's whose room becomes that of a frame.
     pub shared: u64,
-    /// Frames that are counted besides.
+    /// New frames that need room of their own.
     pub frames: u64,
-    /// Some of these, of whose holders none stands in a replacement queue.
+    /// New frames of which no holder stands in a replacement queue: they are queued by names of their own.
     pub unnamed: Vec<Frame>,
 }
 
@@ -239,9 +247,11 @@ pub struct Table {
     unverified: u64,
     unprotected: u64,
     /// Where pages are that share frames and were moved: most holders of such a frame have it elsewhere. Entries may be out of date.
-    moved: HashMap<Frame, Page>,
+    moved: Lookup<Frame, Page>,
     /// Frames that this space's pages have left, of which the driver is to be told.
     left: Vec<Left>,
+    /// Pages that were leaving the parent, or coming, when this space was forked: they are far, and may be present all the same.
+    doubtful: Vec<Page>,
 }
 
 impl std::fmt::Debug for BlockHasher {
@@ -554,6 +564,32 @@ impl Table {
         self.mapped(page, false, slots);
     }
 
+    /// Pages that are far and may be present all the same, since they were leaving or coming when this space was forked. Each is given out once: one
+    /// that is present is [found so](Self::found_present), and of which it cannot be told is to be [doubted again](Self::doubt).
+    pub fn doubtful(&mut self) -> Vec<Page> {
+        let all = std::mem::take(&mut self.doubtful);
+        // Where the parent's eviction goes on, its end decides.
+        let (leaving, settled): (Vec<Page>, Vec<Page>) =
+            all.into_iter().partition(|page| self.get(*page).state() == State::EvictCopy);
+        self.doubtful = leaving;
+        let mut far: Vec<Page> =
+            settled.into_iter().filter(|page| self.get(*page).state() == State::Remote).collect();
+        // Its parent may have doubted a page as well.
+        far.sort_unstable();
+        far.dedup();
+        far
+    }
+
+    /// Of these doubtful pages it could not be told whether they are present.
+    pub fn doubt(&mut self, pages: &[Page]) {
+        self.doubtful.extend(pages);
+    }
+
+    /// Whether there are pages that are far and may be present.
+    pub fn has_doubtful(&self) -> bool {
+        !self.doubtful.is_empty()
+    }
+
     /// The page is on its way from its slot. Returns the operation's name: the page, unless an operation that began
     /// here is under way elsewhere. The evictor itself may wait for this page, so it must not wait for an eviction.
     /// `waiter`: a thread waits for it; it is not sent for ahead of need.
@@ -777,6 +813,10 @@ impl Table {
                 self.vacate(page, entry, slots);
             }
         }
+        self.doubtful.retain(|page| !(to..to + count).contains(page));
+        for page in self.doubtful.iter_mut().filter(|page| (from..from + count).contains(*page)) {
+            *page = to + (*page - from);
+        }
         for (page, entry) in self.entries(from, from + count) {
             let target = to + (page - from);
             if in_operation(entry) && !entry.is_discarded() {
@@ -845,7 +885,14 @@ impl Table {
     /// What is *Resident* shares a frame from now on. Clean pages are write-protected, here and there; of others it
     /// is to be found out whether they are still shared ([`Table::verify`]): the program may have written to them since, and of those
     /// that were pinned, the child has copies.
-    pub fn fork(&mut self, child: u32, slots: &mut Store, frames: &mut Frames) -> Forked {
+    ///
+    /// `with` is called with one piece of the work after another, and does it on the slots and the frames: others may have these in
+    /// between.
+    pub fn fork(
+        &mut self,
+        child: u32,
+        mut with: impl FnMut(&mut dyn FnMut(&mut Store, &mut Frames)),
+    ) -> Forked {
         let (ranges, guarded) = (self.ranges.clone(), self.guarded.clone());
         let mut forked = Forked {
             table: Self { ranges, guarded, moved: self.moved.clone(), ..Self::default() },
@@ -854,28 +901,49 @@ impl Table {
             frames: 0,
             unnamed: Vec::new(),
         };
+        forked.table.doubtful.clone_from(&self.doubtful);
         let mut blocks = std::mem::take(&mut self.blocks);
-        for (&number, block) in &mut blocks {
-            let mut theirs: Option<Box<[Entry; BLOCK as usize]>> = None;
-            for (at, entry) in block.iter_mut().enumerate().filter(|(_, entry)| entry.0 != 0) {
-                let page = number * BLOCK + at as u64;
-                let inherited = if entry.state() == State::Resident {
-                    self.share(page, entry, slots, frames, &mut forked)
-                } else {
-                    self.inherited(page, *entry, child, slots)
-                };
-                forked.resident +=
-                    u64::from(inherited.state() == State::Resident && inherited.frame().is_none());
-                if inherited.0 != 0 {
-                    theirs.get_or_insert_with(|| Box::new([Entry(0); BLOCK as usize]))[at] = inherited;
+        let mut left = blocks.iter_mut().peekable();
+        while left.peek().is_some() {
+            with(&mut |slots, frames| {
+                for (&number, block) in left.by_ref().take(FORK_BLOCKS) {
+                    self.fork_block(number, block, child, slots, frames, &mut forked);
                 }
-            }
-            if let Some(theirs) = theirs {
-                forked.table.blocks.insert(number, theirs);
-            }
+            });
         }
         self.blocks = blocks;
         forked
+    }
+
+    fn fork_block(
+        &mut self,
+        number: u64,
+        block: &mut [Entry; BLOCK as usize],
+        child: u32,
+        slots: &mut Store,
+        frames: &mut Frames,
+        forked: &mut Forked,
+    ) {
+        let mut theirs: Option<Box<[Entry; BLOCK as usize]>> = None;
+        for (at, entry) in block.iter_mut().enumerate().filter(|(_, entry)| entry.0 != 0) {
+            let page = number * BLOCK + at as u64;
+            let inherited = if entry.state() == State::Resident {
+                self.share(page, entry, slots, frames, forked)
+            } else {
+                // One that is on its way may be there: it has come before the fork, or is fetched again for a fault that was long served.
+                if matches!(entry.state(), State::EvictDrop | State::EvictCopy | State::Fetching) {
+                    forked.table.doubtful.push(page);
+                }
+                self.inherited(page, *entry, child, slots)
+            };
+            forked.resident += u64::from(inherited.state() == State::Resident && inherited.frame().is_none());
+            if inherited.0 != 0 {
+                theirs.get_or_insert_with(|| Box::new([Entry(0); BLOCK as usize]))[at] = inherited;
+            }
+        }
+        if let Some(theirs) = theirs {
+            forked.table.blocks.insert(number, theirs);
+        }
     }
 
     /// A resident page is shared with a child. Returns the child's entry.
@@ -894,15 +962,15 @@ impl Table {
                 self.shared += 1;
                 self.clean -= u64::from(before.slot().is_some());
                 let frame = frames.share(page, before.slot());
-                // It could not leave, and its name was dropped.
+                // No queue names this page: an earlier eviction failed, and dropped its name.
                 forked.unnamed.extend((!before.is_queued()).then_some(frame));
-                // A page is pinned for writing by a write to it, which a protected page's slot does not outlast.
+                // Pinning a page for writing writes to it, and a write gives its slot up: a page with a slot is not pinned.
                 *entry = before.with_frame(frame).with_verified(before.slot().is_some());
                 self.unverified += u64::from(is_unverified(*entry));
                 self.unprotected += u64::from(is_unprotected(*entry));
                 frame
             }
-            // What is stored is as old as the time before the page was shared.
+            // The stored copy may be older than the last holder's writes.
             Some(frame) if frames.holders(frame) == 1 => {
                 if !before.is_verified() {
                     frames.forget(frame, slots);

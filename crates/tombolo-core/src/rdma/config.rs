@@ -1,6 +1,7 @@
 //! The bounds and times of an engine, with the documents' numbers as defaults.
 
 use super::congestion::CongestionConfig;
+use super::time::Time;
 use super::transfer::Class;
 use tombolo_wire::{GRANULE_BYTES, MAX_BLOCK_BYTES, READ_WINDOW};
 
@@ -11,6 +12,13 @@ pub enum Retransmission {
     Fixed {
         /// The timeout.
         timeout_ns: u64,
+    },
+    /// This many ticks of a clock that runs by itself (QOS §4.3): up to one tick less than as many whole ones.
+    Ticks {
+        /// From one tick to the next.
+        tick_ns: u64,
+        /// How many.
+        ticks: u32,
     },
     /// From the round trips measured to that peer (after RFC 6298), doubled with
     /// each timeout in a row.
@@ -23,6 +31,17 @@ pub enum Retransmission {
         /// Never longer.
         max_ns: u64,
     },
+}
+
+impl Retransmission {
+    /// When the timeout of what was sent then is over.
+    pub(crate) fn due(self, sent_at: Time, timeout_ns: u64) -> Time {
+        let counted_from = match self {
+            Self::Ticks { tick_ns, .. } => Time(sent_at.0 - sent_at.0 % tick_ns.max(1)),
+            Self::Fixed { .. } | Self::Measured { .. } => sent_at,
+        };
+        counted_from.after_ns(timeout_ns)
+    }
 }
 
 /// Bounds and times of one engine. Out-of-range values are clamped by
@@ -200,6 +219,9 @@ impl Config {
 
     /// The nearest configuration that can work.
     pub(crate) fn clamped(mut self) -> Self {
+        if let Retransmission::Ticks { tick_ns, ticks } = &mut self.retransmission {
+            (*tick_ns, *ticks) = ((*tick_ns).max(1), (*ticks).max(1));
+        }
         self.transactions = self.transactions.max(1);
         self.peer_transactions = self.peer_transactions.max(1);
         self.transfers = self.transfers.clamp(1, 1 << 20);

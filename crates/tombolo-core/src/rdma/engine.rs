@@ -405,11 +405,19 @@ impl Engine {
     /// class.
     #[must_use = "an action that is not carried out is lost"]
     pub fn poll(&mut self, now: Time) -> Option<Action> {
-        if let Some(Action::Send { peer, path, packet }) = self.responder.poll_reply() {
-            let path = self.initiator.path_for_answer(peer, path);
-            return Some(Action::Send { peer, path, packet });
-        }
-        while let Some(write) = self.responder.poll_write() {
+        self.poll_answer(now).or_else(|| self.poll_send(now))
+    }
+
+    /// The next thing to do for others: answers and notifications. In the documents' hardware the receive block does it without the
+    /// processor (QOS §3.2.6). It may make work for [`Self::poll_send`] (a read has ended), never the other way round.
+    #[must_use = "an action that is not carried out is lost"]
+    pub fn poll_answer(&mut self, now: Time) -> Option<Action> {
+        loop {
+            if let Some(Action::Send { peer, path, packet }) = self.responder.poll_reply() {
+                let path = self.initiator.path_for_answer(peer, path);
+                return Some(Action::Send { peer, path, packet });
+            }
+            let Some(write) = self.responder.poll_write() else { break };
             // The words of a read that failed meanwhile must not be written: the
             // program may use that memory for something else.
             if write.read.is_none_or(|read| self.initiator.read_placing(now, read)) {
@@ -417,17 +425,19 @@ impl Engine {
             }
             self.responder.notification_refused(&write, NackCode::NoContext.into());
         }
-        if let Some((peer, path, packet)) = self.server.poll_reply() {
-            let path = match path {
-                Some(path) => self.initiator.path_for_answer(peer, path),
-                None => self.initiator.best_path(peer),
-            };
-            return Some(Action::Send { peer, path, packet });
-        }
-        if let Some(action) = self.initiator.poll_complete() {
-            return Some(action);
-        }
-        self.initiator.poll_send(now)
+        let (peer, path, packet) = self.server.poll_reply()?;
+        let path = match path {
+            Some(path) => self.initiator.path_for_answer(peer, path),
+            None => self.initiator.best_path(peer),
+        };
+        Some(Action::Send { peer, path, packet })
+    }
+
+    /// The next thing to do for the node's own transfers: completions, notifications and requests, and blocks. In the documents'
+    /// hardware a processor does it, one action at a time (QOS §3.5).
+    #[must_use = "an action that is not carried out is lost"]
+    pub fn poll_send(&mut self, now: Time) -> Option<Action> {
+        self.initiator.poll_complete().or_else(|| self.initiator.poll_send(now))
     }
 
     /// Whether a read request would be taken now. For models of the document's queues (QOS §3.6.3);

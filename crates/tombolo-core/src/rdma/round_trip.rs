@@ -39,7 +39,7 @@ impl RoundTrip {
     /// As [`Self::sample`]; whether timeouts of this rule, never shorter than `least_ns`, are shorter now.
     pub(crate) fn sample_shortens(&mut self, ns: u64, rule: Retransmission, least_ns: u64) -> bool {
         let least_ns = match rule {
-            Retransmission::Fixed { .. } => {
+            Retransmission::Fixed { .. } | Retransmission::Ticks { .. } => {
                 self.sample(ns);
                 return false;
             }
@@ -89,6 +89,7 @@ impl RoundTrip {
     pub(crate) fn timeout_ns(&self, rule: Retransmission) -> u64 {
         match rule {
             Retransmission::Fixed { timeout_ns } => timeout_ns,
+            Retransmission::Ticks { tick_ns, ticks } => tick_ns.saturating_mul(ticks.max(1).into()),
             Retransmission::Measured { initial_ns, min_ns, max_ns } => {
                 let base = self.smoothed_ns.map_or(initial_ns, |smoothed| {
                     smoothed.saturating_add(self.variation_ns.saturating_mul(4)).max(min_ns)
@@ -107,6 +108,7 @@ impl RoundTrip {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rdma::time::Time;
 
     #[test]
     fn follows_the_measurements_within_its_bounds() {
@@ -180,5 +182,17 @@ mod tests {
         trip.sample(1_000_000_000);
         trip.back_off();
         assert_eq!(trip.timeout_ns(rule), 20_000_000);
+        assert_eq!(rule.due(Time(5), 20_000_000), Time(20_000_005));
+    }
+
+    #[test]
+    fn ticks_come_by_themselves() {
+        let rule = Retransmission::Ticks { tick_ns: 1_000, ticks: 20 };
+        let timeout_ns = RoundTrip::new().timeout_ns(rule);
+        for (sent_at, due) in [(0, 20_000), (1, 20_000), (999, 20_000), (1_000, 21_000)] {
+            assert_eq!(rule.due(Time(sent_at), timeout_ns), Time(due));
+        }
+        let never = Retransmission::Ticks { tick_ns: 0, ticks: 0 };
+        assert_eq!(never.due(Time(7), RoundTrip::new().timeout_ns(never)), Time(7));
     }
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::lenders::{Lender, LenderId, Place};
 use super::slots::Phase;
 use super::work::Work;
-use super::{Action, Ended, NoRoom, SlotId, Source, Store};
+use super::{Action, Ended, LenderState, NoRoom, SlotId, Source, Store};
 
 /// Slots that one call looks at when a lender is dead or drained. A bound, not a measurement.
 const SWEEP_SLOTS: u32 = 4096;
@@ -48,7 +48,12 @@ pub(super) struct Copies {
     in_flight: u32,
     /// When the next one may begin.
     next_ns: u64,
+    /// Lenders that are being drained because they end, and when they end.
+    ending: Vec<(LenderId, u64)>,
 }
+
+/// Copies at once, as a multiple of the usual number, where a lender is about to end.
+const HURRY: u32 = 4;
 
 impl Copies {
     /// All slots are to be looked at.
@@ -107,12 +112,12 @@ impl Store {
             self.copies.waits_for_freeing = false;
             self.copies.look_again();
         }
-        let pause_ns = 1_000_000_000 / u64::from(self.config.copies_per_s.max(1));
+        let pause_ns = self.copy_pause_ns(now_ns);
         // What was not begun while nothing called is not made up for.
-        let burst_ns = pause_ns * u64::from(self.config.copies_in_flight);
+        let burst_ns = pause_ns * u64::from(self.copies_at_once());
         self.copies.next_ns = self.copies.next_ns.max(now_ns.saturating_sub(burst_ns));
         let mut looks = 0;
-        while self.copies.in_flight < self.config.copies_in_flight && self.copies.next_ns <= now_ns {
+        while self.copies.in_flight < self.copies_at_once() && self.copies.next_ns <= now_ns {
             let Some(slot) = self.next_to_copy() else { return };
             looks += 1;
             if looks > LOOKS_MAX {
@@ -124,6 +129,40 @@ impl Store {
                 Begun::NoBuffer => self.copies.next_ns = now_ns + NO_BUFFER_PAUSE_NS,
             }
         }
+    }
+
+    /// How many copies are made at once.
+    pub(super) fn copies_at_once(&self) -> u32 {
+        self.config.copies_in_flight * if self.copies.ending.is_empty() { 1 } else { HURRY }
+    }
+
+    /// The time between two copies: the usual one, or less where a lender ends before all it has would be copied. A quarter of its time is
+    /// left for what goes wrong.
+    fn copy_pause_ns(&mut self, now_ns: u64) -> u64 {
+        let usual_ns = 1_000_000_000 / u64::from(self.config.copies_per_s.max(1));
+        let lenders = &self.lenders;
+        let used_pages = |id: LenderId| {
+            lenders.get(id).filter(|lender| lender.state() == LenderState::Draining).map(Lender::used_pages)
+        };
+        self.copies.ending.retain(|&(id, _)| used_pages(id).is_some());
+        let needed =
+            self.copies.ending.iter().filter_map(|&(id, end_ns)| {
+                (end_ns.saturating_sub(now_ns) / 4 * 3).checked_div(used_pages(id)?)
+            });
+        needed.min().map_or(usual_ns, |needed_ns| needed_ns.min(usual_ns))
+    }
+
+    /// A lender that is being drained ends at this time: what it has is copied as fast as that needs.
+    pub fn ends_at(&mut self, lender: LenderId, end_ns: u64) {
+        self.copies.ending.retain(|&(id, _)| id != lender);
+        self.copies.ending.push((lender, end_ns));
+    }
+
+    /// Slots that are to be copied, and for whose copies no lender has room, where nothing else is left to be copied.
+    pub fn without_room(&self) -> u64 {
+        let copies = &self.copies;
+        let is_stuck = copies.is_idle() && !self.works.is_freeing() && self.no_room(&[]) == NoRoom::Full;
+        if is_stuck { copies.waiting.len() as u64 } else { 0 }
     }
 
     fn next_to_copy(&mut self) -> Option<SlotId> {

@@ -31,7 +31,9 @@ mod slots;
 mod work;
 mod writes;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::lookup::Lookup;
 
 pub use growth::{Lent, Refused};
 pub use lenders::{LenderId, LenderState, Newcomer, Place, Traffic};
@@ -261,7 +263,7 @@ pub struct Store {
     slots: SlotTable,
     /// Reads and writes under way.
     works: Works,
-    saving: HashMap<SlotId, Saving>,
+    saving: Lookup<SlotId, Saving>,
     reads: Reads,
     copies: Copies,
     /// Places that moved copies have left while a front end was reading them directly.
@@ -284,7 +286,7 @@ impl Store {
             lenders: Lenders::new(config.stripe_pages),
             slots: SlotTable::default(),
             works: Works::default(),
-            saving: HashMap::new(),
+            saving: Lookup::default(),
             reads: Reads::new(config.buffers, config.copies > 1),
             copies: Copies::default(),
             retired: BTreeMap::new(),
@@ -300,6 +302,11 @@ impl Store {
         let id = self.lenders.add(newcomer);
         self.may_be_room(id);
         id
+    }
+
+    /// How many lenders have come, each life of one counted.
+    pub fn lives(&self) -> u64 {
+        self.lenders.ids().count() as u64
     }
 
     /// Slots in use.
@@ -576,7 +583,7 @@ impl Store {
         [
             self.reads.next_deadline(),
             self.next_unused_check_ns,
-            self.copies.next_deadline(self.config.copies_in_flight),
+            self.copies.next_deadline(self.copies_at_once()),
         ]
         .into_iter()
         .flatten()

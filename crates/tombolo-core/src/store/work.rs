@@ -1,6 +1,6 @@
 //! Reads and writes under way, and the places that they claim.
 
-use std::collections::HashMap;
+use crate::lookup::Lookup;
 
 use super::SlotId;
 use super::lenders::{LenderId, Place};
@@ -50,10 +50,10 @@ struct Claim {
 #[derive(Debug, Default)]
 pub(super) struct Works {
     next: u64,
-    open: HashMap<u64, Work>,
+    open: Lookup<u64, Work>,
     /// How many of those are writes of a front end.
     saves: usize,
-    claims: HashMap<Place, Claim>,
+    claims: Lookup<Place, Claim>,
 }
 
 impl Work {
@@ -73,7 +73,7 @@ impl Works {
     /// Begins a read or write: its places are claimed until [`Works::unclaim`] is called for each.
     pub(super) fn begin(&mut self, work: Work) -> Io {
         for place in work.places() {
-            self.claims.entry(place).or_default().count += 1;
+            self.claims.get_or_insert(place, Claim::default()).count += 1;
         }
         self.next += 1;
         self.saves += usize::from(matches!(work, Work::Save { .. }));
@@ -90,20 +90,16 @@ impl Works {
 
     /// Those at a lender, the first ones first.
     pub(super) fn at(&self, lender: LenderId) -> Vec<Work> {
-        let mut found: Vec<(u64, &Work)> = self
-            .open
-            .iter()
-            .filter(|(_, work)| work.places().iter().any(|place| place.lender() == lender))
-            .map(|(number, work)| (*number, work))
-            .collect();
-        found.sort_unstable_by_key(|(number, _)| *number);
-        found.into_iter().map(|(_, work)| work.clone()).collect()
+        let is_there = |work: &Work| work.places().iter().any(|place| place.lender() == lender);
+        let found = self.open.keys_of(|_, work| is_there(work));
+        found.iter().filter_map(|io| self.open.get(io).cloned()).collect()
     }
 
     /// Gives up the background copies that wait for a lender. Returns the slot and the new place of each.
     pub(super) fn abandon_copies(&mut self, lender: LenderId) -> Vec<(SlotId, Place)> {
         let mut abandoned = Vec::new();
-        for work in self.open.values_mut() {
+        for io in self.open.keys_of(|_, work| matches!(work, Work::Fetch { .. } | Work::Store { .. })) {
+            let Some(work) = self.open.get_mut(&io) else { continue };
             let (slot, to, buffer, waits) = match *work {
                 Work::Fetch { slot, from, to, buffer } => (slot, to, buffer, from.lender() == lender),
                 Work::Store { slot, to, buffer } => (slot, to, buffer, to.lender() == lender),
@@ -114,8 +110,6 @@ impl Works {
                 abandoned.push((slot, to));
             }
         }
-        // The order of a hash table is no order.
-        abandoned.sort_unstable();
         abandoned
     }
 
@@ -139,11 +133,9 @@ impl Works {
 
     /// Places of a lender that nobody needs, and that are not free because a write may still arrive there.
     pub(super) fn never_free(&self, lender: LenderId) -> u64 {
-        let claims = self
-            .claims
-            .iter()
-            .filter(|(place, claim)| place.lender() == lender && claim.is_freed && claim.is_lost);
-        claims.count() as u64
+        let is_one =
+            |place: &Place, claim: &Claim| place.lender() == lender && claim.is_freed && claim.is_lost;
+        self.claims.count(is_one) as u64
     }
 
     /// One use of a place has ended. True: it was to be free, and is now.
@@ -158,14 +150,15 @@ impl Works {
 
     /// Whether a place will be free when its reads and writes have ended.
     pub(super) fn is_freeing(&self) -> bool {
-        self.claims.values().any(|claim| claim.is_freed && !claim.is_lost)
+        self.claims.any(|_, claim| claim.is_freed && !claim.is_lost)
     }
 
     /// A lender is dead: nothing of it is used again, so nothing has to be waited for. Returns the places that were
     /// to be free later.
     pub(super) fn forget_claims(&mut self, lender: LenderId) -> Vec<Place> {
-        let forgotten = self.claims.extract_if(|place, _| place.lender() == lender);
-        forgotten.filter(|(_, claim)| claim.is_freed).map(|(place, _)| place).collect()
+        let mut forgotten = self.claims.keys_of(|place, _| place.lender() == lender);
+        forgotten.retain(|place| self.claims.remove(place).is_some_and(|claim| claim.is_freed));
+        forgotten
     }
 
     /// Whether there are others than writes of a front end.

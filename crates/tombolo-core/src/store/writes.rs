@@ -227,21 +227,15 @@ impl Store {
 
     /// There may be room for writes that wait for a silent lender.
     pub(super) fn move_waiting_writes(&mut self) {
-        let mut slots: Vec<SlotId> = self.saving.keys().copied().collect();
-        slots.sort_unstable();
+        let slots = self.saving.keys_of(|_, _| true);
         self.advance(&slots);
     }
 
     /// Writes to a lender that is silent or dead go elsewhere.
     pub(super) fn move_writes_of(&mut self, lender: LenderId) {
-        let mut slots: Vec<SlotId> = self
-            .saving
-            .keys()
-            .copied()
-            .filter(|&slot| self.places(slot).into_iter().flatten().any(|place| place.lender() == lender))
-            .collect();
-        // The order of a hash table is no order.
-        slots.sort_unstable();
+        let slots = self.saving.keys_of(|&slot, _| {
+            self.places(slot).into_iter().flatten().any(|place| place.lender() == lender)
+        });
         self.advance(&slots);
     }
 }

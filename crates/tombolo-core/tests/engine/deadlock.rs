@@ -41,7 +41,7 @@ fn run(queues: Queues) -> usize {
                 class: None,
                 user: number,
             };
-            bench.engines[node].post(bench.now, OTHER, spec).expect("room for 64");
+            bench.engines[node].post(bench.now(), OTHER, spec).expect("room for 64");
         }
     }
     let mut boxes = [Mailbox::default(), Mailbox::default()];
@@ -49,7 +49,7 @@ fn run(queues: Queues) -> usize {
     loop {
         let mut moved = false;
         for node in 0..2 {
-            while let Some(action) = bench.engines[node].poll(bench.now) {
+            while let Some(action) = bench.engines[node].poll(bench.now()) {
                 moved = true;
                 let mut packets = Vec::new();
                 match action {

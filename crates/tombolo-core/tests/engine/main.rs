@@ -1,6 +1,5 @@
 //! The engine on a bench: two nodes, the links between them and their faults, in virtual time.
 
-mod bench;
 mod congestion;
 mod deadlock;
 mod giving_up;
@@ -11,3 +10,5 @@ mod reads;
 mod recovery;
 mod scheduler;
 mod timing;
+
+use tombolo_sim::engine as bench;

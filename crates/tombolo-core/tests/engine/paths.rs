@@ -26,14 +26,14 @@ fn bench(picos: &[u64]) -> Bench {
 
 /// Writes this number of MiB. Returns how long that took.
 fn write(bench: &mut Bench, megabytes: u32) -> u64 {
-    let start = bench.now;
+    let start = bench.now();
     for _ in 0..megabytes {
         bench.post(0, Direction::Write, MEGABYTE, true, None).expect("memory").expect("room");
     }
     bench.settle(20 * SECOND);
     bench.check_memory();
     assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
-    bench.now.since_ns(start)
+    bench.now().since_ns(start)
 }
 
 fn bytes_by(bench: &Bench, wire: usize) -> u64 {
@@ -84,7 +84,7 @@ fn blocks_of_a_lost_path_go_at_once_by_others() {
     for _ in 0..300 {
         bench.step();
     }
-    let start = bench.now;
+    let start = bench.now();
     bench.leave_wire(1);
     bench.drain();
     bench.settle(20 * SECOND);
@@ -93,7 +93,7 @@ fn blocks_of_a_lost_path_go_at_once_by_others() {
     assert!(sender.blocks_moved > 0, "{sender:#?}");
     assert_eq!(sender.timeouts, 0, "nothing waited for a timeout");
     // All of it by one path takes 8.4 ms.
-    assert!(bench.now.since_ns(start) < 11_000_000, "{} ns", bench.now.since_ns(start));
+    assert!(bench.now().since_ns(start) < 11_000_000, "{} ns", bench.now().since_ns(start));
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_peer_without_paths_waits_until_it_has_one_or_is_lost() {
     bench.post(0, Direction::Write, MEGABYTE, true, None).expect("memory").expect("room");
     bench.drain();
     bench.leave_wire(1);
-    bench.engines[0].peer_lost(bench.now, OTHER);
+    bench.engines[0].peer_lost(bench.now(), OTHER);
     bench.drain();
     assert_eq!(bench.watched[1].status, Some(Err(TransferError::PeerLost)));
 }
@@ -164,11 +164,12 @@ fn a_peer_without_paths_waits_until_it_has_one_or_is_lost() {
 #[test]
 fn paths_that_cannot_be_are_refused() {
     let mut bench = Bench::new(config(), 1, 1 << 20);
+    let now = bench.now();
     let engine = &mut bench.engines[0];
-    assert!(!engine.add_path(bench.now, OTHER, tombolo_core::rdma::PathId(8)));
-    assert!(!engine.add_path(bench.now, tombolo_core::rdma::PeerId(77), tombolo_core::rdma::PathId(1)));
-    engine.path_lost(bench.now, OTHER, tombolo_core::rdma::PathId(200));
-    engine.path_lost(bench.now, tombolo_core::rdma::PeerId(77), tombolo_core::rdma::PathId(0));
+    assert!(!engine.add_path(now, OTHER, tombolo_core::rdma::PathId(8)));
+    assert!(!engine.add_path(now, tombolo_core::rdma::PeerId(77), tombolo_core::rdma::PathId(1)));
+    engine.path_lost(now, OTHER, tombolo_core::rdma::PathId(200));
+    engine.path_lost(now, tombolo_core::rdma::PeerId(77), tombolo_core::rdma::PathId(0));
     assert_eq!(engine.path_status(OTHER, tombolo_core::rdma::PathId(3)), None);
 }
 
@@ -207,16 +208,16 @@ fn a_path_that_lost_something_does_not_wait_for_dead_ones() {
     for _ in 0..600 {
         bench.post(0, Direction::Write, 4096, true, None).expect("memory").expect("room");
         bench.settle(20 * SECOND);
-        bench.now = bench.now.after_ns(SECOND / 100);
+        bench.skip_to(bench.now().after_ns(SECOND / 100));
     }
-    let start = bench.now;
+    let start = bench.now();
     bench.wires[0].loss = 1_000_000;
     bench.post(0, Direction::Write, 4096, true, None).expect("memory").expect("room");
     bench.drain();
     bench.wires[0].loss = 0;
     bench.settle(20 * SECOND);
     bench.check_memory();
-    assert!(bench.now.since_ns(start) < SECOND / 20, "{} ns", bench.now.since_ns(start));
+    assert!(bench.now().since_ns(start) < SECOND / 20, "{} ns", bench.now().since_ns(start));
 }
 
 #[test]
@@ -226,11 +227,11 @@ fn a_read_finds_the_path_that_is_left() {
     for wire in 0..7 {
         bench.cut_wire(wire);
     }
-    let start = bench.now;
+    let start = bench.now();
     bench.post(0, Direction::Read, 4096, true, None).expect("memory").expect("room");
     bench.settle(20 * SECOND);
     bench.check_memory();
-    assert!(bench.now.since_ns(start) < SECOND / 4, "{} ns", bench.now.since_ns(start));
+    assert!(bench.now().since_ns(start) < SECOND / 4, "{} ns", bench.now().since_ns(start));
 }
 
 #[test]
@@ -278,8 +279,8 @@ fn reads_without_a_path_wait_as_writes_do() {
         }
         while bench.step() {}
         // A caller that asks for expiries without need changes nothing.
-        bench.now = bench.now.after_ns(100 * SECOND);
-        bench.engines.iter_mut().for_each(|engine| engine.expire(bench.now));
+        bench.skip_to(bench.now().after_ns(100 * SECOND));
+        bench.expire_all();
         while bench.step() {}
         assert_eq!(bench.open, 4, "begun: {begun}");
         bench.heal_wire(0);
@@ -304,7 +305,7 @@ fn the_time_without_a_path_does_not_count_towards_giving_up() {
     assert!(bench.report().iter().all(|counters| counters.nacks_sent[7] > 0));
     bench.leave_wire(0);
     while bench.step() {}
-    bench.now = bench.now.after_ns(100 * SECOND);
+    bench.skip_to(bench.now().after_ns(100 * SECOND));
     bench.heal_wire(0);
     for _ in 0..20 {
         bench.step();

@@ -4,6 +4,7 @@
 //! bound, to its present life, and nothing moves any more.
 //!
 //! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many.
+#![expect(clippy::disallowed_types, reason = "this test only looks things up by key")]
 
 mod cases;
 mod world;

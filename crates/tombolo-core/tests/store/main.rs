@@ -3,6 +3,7 @@
 //! recover, every slot has all its copies, and nothing has leaked.
 //!
 //! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many, `TOMBOLO_SECONDS=1800` runs new ones for so long.
+#![expect(clippy::disallowed_types, reason = "this test only looks things up by key")]
 
 mod drains;
 

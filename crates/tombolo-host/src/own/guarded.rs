@@ -248,19 +248,30 @@ mod other {
         false
     }
 
-    // SAFETY: this and the three below dereference nothing.
+    /// # Safety
+    ///
+    /// None: it dereferences nothing.
     pub(crate) unsafe fn copy(_to: *mut u8, _from: *const u8, bytes: usize, _words: Words) -> usize {
         bytes
     }
 
+    /// # Safety
+    ///
+    /// None: it dereferences nothing.
     pub(crate) unsafe fn store(_at: *mut u64, _word: u64) -> bool {
         false
     }
 
+    /// # Safety
+    ///
+    /// None: it dereferences nothing.
     pub(crate) unsafe fn fetch_add(_at: *mut u64, _operand: u64) -> Option<u64> {
         None
     }
 
+    /// # Safety
+    ///
+    /// None: it dereferences nothing.
     pub(crate) unsafe fn compare_swap(_at: *mut u64, _compare: u64, _swap: u64) -> Option<u64> {
         None
     }

@@ -147,11 +147,6 @@ impl<'a> SharedSpanMut<'a> {
         self.span.pointer.as_ptr()
     }
 
-    /// The same bytes, to read.
-    pub const fn as_span(&self) -> SharedSpan<'a> {
-        self.span
-    }
-
     /// A part of the span; `None` if out of range.
     pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<SharedSpanMut<'a>> {
         let span = self.span.part(offset_bytes, length_bytes)?;

@@ -98,8 +98,3 @@ pub const CONTROL_RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(5),
 /// The longest that datagrams are sealed with one key, while any are sent. A key that leaks later opens no
 /// more than this; a new one costs one key derivation.
 pub const SEAL_EPOCH: Duration = Duration::from_secs(120);
-
-/// While the process has no descriptors left, connections to a shm listener wait for this long before the
-/// listener looks for them again: they wait in the kernel, and looking sooner would only keep a processor busy.
-/// A bound, not a measurement.
-pub const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);

@@ -80,13 +80,25 @@ pub const DESCENDANTS_NOTICE: Duration = Duration::from_secs(2);
 /// How long processes that were killed may take to be gone before those that are left are the keeper's: freeing some GiB
 /// takes a second.
 pub const DESCENDANTS_END: Duration = Duration::from_secs(3);
+/// A signal for the number and one for the group that come within this time are one.
+pub const SAME_SIGNAL: Duration = Duration::from_secs(1);
 /// How often it is looked whether descendants have ended.
 pub const DESCENDANTS_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the front waits for an answer of its witness before it looks whether that is stopped. A bound, not a measurement: the answer
 /// takes 10-50 us.
 pub const WITNESS_PAUSE: Duration = Duration::from_millis(20);
-/// Within this time a signal for a group that has come to one process of it has come to the next. A bound, not a measurement: the kernel
-/// sends it to one after the other and does not rest between them.
+/// Maximum time that the front waits for an answer of its witness, which a debugger may have halted.
+pub const WITNESS_ANSWERS: Duration = Duration::from_secs(1);
+/// How often the front looks whether its program has been stopped before it was executed.
+pub const STARTING_INTERVAL: Duration = Duration::from_millis(10);
+/// Within this time a signal for a group that has come to one process of it has mostly come to the next: the kernel sends it to one after
+/// the other, and is held up only by interrupts. What comes later is taken for a signal for one process.
 pub const GROUP_SETTLES: Duration = Duration::from_micros(100);
-/// How long after a program goes on its front must go on, too; otherwise it is told again. A bound, not a measurement.
-pub const FRONT_GOES_ON: Duration = Duration::from_millis(10);
+/// When no signal has come to the front for this long, what its witness has was sent to the witness alone.
+pub const TWINS_KEPT: Duration = Duration::from_millis(20);
+/// How often it is looked whether the front has gone on.
+pub const FRONT_GOES_ON_INTERVAL: Duration = Duration::from_millis(1);
+/// How long it is looked at most: a front that is frozen as it stops finds out itself that its program goes on.
+pub const FRONT_GOES_ON: Duration = Duration::from_secs(1);
+/// How often a program is told to go on that reads from a terminal, or writes to it, which it may not, and takes no notice.
+pub const ORPHAN_STOP_INTERVAL: Duration = Duration::from_millis(10);

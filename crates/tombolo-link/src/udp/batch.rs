@@ -1,5 +1,6 @@
 //! Both ends of batching: datagrams gathered to be sent with one call, and a received batch cut up.
 
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -279,12 +280,14 @@ pub(super) struct IncomingBatch {
     within: usize,
     /// What the next datagram is and where its body lies, once it has been looked at.
     understood: Option<(Header, Range<usize>)>,
+    /// Who sent them, as far as the kernel says.
+    sender: Option<SocketAddr>,
 }
 
 impl IncomingBatch {
     pub(super) fn new() -> Self {
         let buffer = vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice();
-        Self { buffer, filled_bytes: 0, segment_bytes: 0, next: 0, within: 0, understood: None }
+        Self { buffer, filled_bytes: 0, segment_bytes: 0, next: 0, within: 0, understood: None, sender: None }
     }
 
     /// Whether datagrams are left from the last call.
@@ -295,9 +298,10 @@ impl IncomingBatch {
     /// Where the next datagram lies, asking the socket when none are left; None when there is none.
     pub(super) fn peek(&mut self, socket: &UdpSocket) -> Result<Option<Range<usize>>, Errno> {
         if !self.has_more() {
-            match socket.receive(&mut self.buffer) {
-                Ok(batch) => {
+            match socket.receive_from(&mut self.buffer) {
+                Ok((batch, sender)) => {
                     self.next = 0;
+                    self.sender = sender;
                     self.filled_bytes = batch.length_bytes;
                     self.segment_bytes = batch.segment_bytes.max(1);
                 }
@@ -312,6 +316,11 @@ impl IncomingBatch {
     /// The datagram at a range that `peek` gave.
     pub(super) fn datagram(&self, range: Range<usize>) -> &[u8] {
         &self.buffer[range]
+    }
+
+    /// Who sent the datagrams of the last call.
+    pub(super) fn sender(&self) -> Option<SocketAddr> {
+        self.sender
     }
 
     /// The same, to be opened where it lies.

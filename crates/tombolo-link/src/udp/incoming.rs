@@ -1,5 +1,6 @@
 //! What arrives at a link: opened where it is sealed, understood, and, unless it is packets, dealt with.
 
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -13,8 +14,9 @@ use crate::LossReason;
 
 impl UdpLink {
     /// Does what a datagram other than a packet asks for.
-    pub(super) fn handle(&self, header: Header, body: &[u8]) {
+    pub(super) fn handle(&self, header: Header, body: &[u8], sender: Option<SocketAddr>) {
         match header.kind {
+            Kind::Hello if self.is_of_another(sender) => self.counters.discarded.add(1),
             Kind::Hello => self.handle_hello(body),
             _ if header.session != self.session => self.counters.discarded.add(1),
             Kind::Control => {
@@ -90,6 +92,14 @@ impl UdpLink {
         }
     }
 
+    /// Whether a datagram is not the peer's. The kernel may have chosen this socket for it before that was connected, and put it there
+    /// after those that [`tombolo_host::udp::UdpSocket::bind_beside`] has caught were read.
+    fn is_of_another(&self, sender: Option<SocketAddr>) -> bool {
+        let place = |address: SocketAddr| (address.ip(), address.port());
+        let peer = self.socket.peer_address().ok().map(place);
+        sender.is_some_and(|sender| peer != Some(place(sender)))
+    }
+
     /// A hello at a session that exists: our welcome was lost, or the peer has begun a new life at
     /// the same port.
     fn handle_hello(&self, body: &[u8]) {
@@ -147,7 +157,10 @@ impl UdpLink {
             // It seals, so it has been told.
             self.to_accept.store(false, Ordering::Relaxed);
         }
-        if header.kind == Kind::Packets && range.len() > self.largest_heard_bytes.load(Ordering::Relaxed) {
+        if header.kind == Kind::Packets
+            && header.session == self.session
+            && range.len() > self.largest_heard_bytes.load(Ordering::Relaxed)
+        {
             self.largest_heard_bytes.store(range.len(), Ordering::Relaxed);
         }
         incoming.understand(header, body.clone());
@@ -183,10 +196,43 @@ impl UdpLink {
                     alive = true;
                     self.heard();
                 }
-                self.handle(header, receiving.incoming.datagram(body));
+                let sender = receiving.incoming.sender();
+                self.handle(header, receiving.incoming.datagram(body), sender);
             }
             receiving.incoming.advance(&range);
         }
         alive
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::udp::UdpListener;
+    use crate::{Link, LinkState, Listener, Security};
+
+    /// What the kernel had chosen this socket for before it was connected may come at any time.
+    #[test]
+    fn a_hello_of_another_does_not_end_a_session_and_one_of_the_peer_does() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = UdpListener::bind(any, &Security::Insecure).unwrap();
+        let crate::Address::Udp(address) = listener.address() else { panic!("no UDP address") };
+        let link = std::thread::scope(|scope| {
+            let connector =
+                scope.spawn(|| UdpLink::connect(address, &Security::Insecure, Duration::from_secs(10)));
+            while !connector.is_finished() {
+                let _ = listener.accept_within(Duration::from_millis(5));
+            }
+            connector.join().unwrap().unwrap()
+        });
+        let (hello, foreign_nonce) = (Header::new(Kind::Hello, 0), wire::hello(link.nonce ^ 1, false));
+        let body = &foreign_nonce[HEADER_BYTES..];
+        let another = SocketAddr::from(([127, 0, 0, 7], address.port()));
+        link.handle(hello, body, Some(another));
+        assert_eq!((link.state(), Link::counters(&link).discarded), (LinkState::Up, 1));
+        link.handle(hello, body, Some(address));
+        assert_eq!(link.state(), LinkState::Lost(LossReason::ClosedByPeer));
     }
 }

@@ -106,11 +106,13 @@ pub struct FarStatus {
     pub copies_waiting: u64,
     /// What has happened.
     pub counters: Counters,
-    /// Each lender that there was.
+    /// How many lenders have come, each life of one counted.
+    pub lives: u64,
+    /// Each lender that is in use, and those that are gone, of which the lives at one address are one.
     pub lenders: Vec<FarLender>,
 }
 
-/// How a lender is.
+/// How a lender is. Lives of one address that are gone for good are one of these.
 #[derive(Clone, Debug)]
 pub struct FarLender {
     /// Its name, as it says.
@@ -125,6 +127,14 @@ pub struct FarLender {
     pub used_pages: u64,
     /// What has come from it and gone to it.
     pub traffic: Traffic,
+}
+
+impl FarLender {
+    /// One that is gone.
+    pub(crate) fn new(address: String) -> Self {
+        let (name, traffic) = (String::new(), Traffic::default());
+        Self { name, address, state: "gone", borrowed_pages: 0, used_pages: 0, traffic }
+    }
 }
 
 /// Far memory of one front end.
@@ -176,6 +186,9 @@ pub trait FarMemory: Send + Sync {
 
     /// Moves transfers along: receives, retransmits, reports events.
     fn progress(&self);
+
+    /// Waits until the loss of a lender that is just being noticed is an event.
+    fn finish_losses(&self) {}
 
     /// Reads that were started and have not arrived.
     fn in_flight(&self) -> u64;

@@ -1,9 +1,11 @@
-//! For whom a signal was: the front's group, or the front alone.
+//! Decides whether a signal was sent to the front's group or to the front alone.
 //!
-//! What is sent to the group reaches the witness, too, and before the front: the kernel begins with those that came to the group last. So a
-//! signal for which there is a twin at the witness was for the group. Of the signals below 32 one at most waits at each of the two, so it is
-//! looked for a twin before and after the front takes its own: a second one may come between.
+//! Used where the front is in the program's group. A signal for the group reaches the witness as well, and before the front: the kernel
+//! delivers to the newest members first. The witness's copy is called the twin; it has the same number and sender. A signal with a twin was
+//! for the group. At most one signal of a number below 32 waits at a process, so the front asks for a twin before and after it takes its own
+//! signal: a second one may come in between.
 
+use tombolo_host::jobs::STOPS;
 use tombolo_host::signals::{FIRST_QUEUED, SignalSet, Taken};
 
 /// Where signals wait.
@@ -14,11 +16,13 @@ pub(super) trait Queues {
     fn own_waits(&mut self, number: i32) -> bool;
     /// Takes one of the witness's.
     fn twin(&mut self, number: i32) -> Option<Taken>;
-    /// Waits until what the witness has now has come to the front, too.
+    /// The numbers of which a signal waits at the witness.
+    fn twins(&mut self) -> SignalSet;
+    /// Waits until the signals that the witness has now have reached the front.
     fn settle(&mut self);
 }
 
-/// For whom a signal was.
+/// The target of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meant {
     /// Every process of the group, each of which has it.
@@ -27,16 +31,15 @@ pub(super) enum Meant {
     Process,
 }
 
-/// Twins of queued signals that are kept at most. There are more only if the front's queue was full when theirs came.
+/// Maximum number of kept twins. More could only come if the front's queue of signals was full.
 const KEPT_MAX: usize = 4096;
-const STOPS: [i32; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
 /// What is known of signals that the front has not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Judge {
-    /// The next ones of these numbers are the group's: their twins were taken.
+    /// The next signal of each of these numbers is the group's: its twin was taken already, or merged with another at the witness.
     announced: SignalSet,
-    /// Twins of queued signals that come later.
+    /// Twins of queued signals that the front has not taken yet.
     kept: Vec<Taken>,
 }
 
@@ -46,29 +49,35 @@ impl Judge {
         if number >= FIRST_QUEUED {
             return self.take_queued(number, queues);
         }
-        let before = u32::from(self.announced.contains(number)) + u32::from(queues.twin(number).is_some());
-        if before > 0 {
+        let was_announced = self.announced.contains(number);
+        let before = queues.twin(number);
+        if before.is_some() {
             queues.settle();
         }
         let Some(taken) = queues.own(number) else {
-            if before > 0 {
+            if before.is_some() {
                 self.announced = self.announced.with(number);
             }
             return None;
         };
-        let after = queues.twin(number).is_some();
+        let twins = [before, queues.twin(number)];
         self.announced = self.announced.without(number);
-        if after || before > 1 {
+        let is_its = was_announced || twins.iter().flatten().any(|twin| twin.is_like(&taken));
+        // If another one of this number waits now, it cannot be told which of the two was the group's. The next one counts as the
+        // group's: to lose one is better than to double it.
+        let is_open = match twins {
+            [None, None] => false,
+            [Some(_), None] => was_announced || !is_its,
+            [_, Some(_)] => true,
+        };
+        if is_open {
             queues.settle();
             if queues.own_waits(number) {
                 self.announced = self.announced.with(number);
             }
         }
         self.drop_opposites(number, queues);
-        // Where another one waits, this one may have been the front's, and that one be the group's; or both are the group's, and the witness
-        // had but one of them. None is to come twice.
-        let is_for_group = before > 0 || after;
-        Some((taken, if is_for_group { Meant::Group } else { Meant::Process }))
+        Some((taken, if is_its { Meant::Group } else { Meant::Process }))
     }
 
     fn take_queued(&mut self, number: i32, queues: &mut impl Queues) -> Option<(Taken, Meant)> {
@@ -81,16 +90,41 @@ impl Judge {
             if twin == taken {
                 return Some((taken, Meant::Group));
             }
-            if self.kept.len() == KEPT_MAX {
-                self.kept.remove(0);
-            }
-            self.kept.push(twin);
+            self.keep(twin);
         }
         Some((taken, Meant::Process))
     }
 
-    /// A signal that continues a process drops those that stop it, and the other way round: where one was for the front alone, the witness
-    /// still has what the front has not.
+    fn keep(&mut self, twin: Taken) {
+        if self.kept.len() == KEPT_MAX {
+            self.kept.remove(0);
+        }
+        self.kept.push(twin);
+    }
+
+    /// Drops the witness's signals that have no counterpart at the front: they were sent to the witness alone, as by a service manager that signals
+    /// each process. Called when no signal has come for a while; otherwise a later signal would be taken for theirs.
+    pub(super) fn forget(&mut self, queues: &mut impl Queues) {
+        self.announced = SignalSet::default();
+        self.kept.clear();
+        for number in queues.twins().iter() {
+            while let Some(twin) = queues.twin(number) {
+                queues.settle();
+                // Unless it has just come for the group.
+                if !queues.own_waits(number) {
+                    continue;
+                }
+                if number < FIRST_QUEUED {
+                    self.announced = self.announced.with(number);
+                    break;
+                }
+                self.keep(twin);
+            }
+        }
+    }
+
+    /// A continuation discards pending stop signals, and a stop signal discards a pending continuation. If it was for the front alone, the
+    /// witness still has the twin of the discarded signal, which is dropped here.
     fn drop_opposites(&mut self, number: i32, queues: &mut impl Queues) {
         let opposites: &[i32] = match number {
             libc::SIGCONT => &STOPS,
@@ -98,9 +132,16 @@ impl Judge {
             _ => &[],
         };
         for opposite in opposites {
-            if !queues.own_waits(*opposite) {
-                self.announced = self.announced.without(*opposite);
-                let _ = queues.twin(*opposite);
+            if queues.own_waits(*opposite) {
+                continue;
+            }
+            self.announced = self.announced.without(*opposite);
+            if queues.twin(*opposite).is_some() {
+                queues.settle();
+                // It has just come for the group.
+                if queues.own_waits(*opposite) {
+                    self.announced = self.announced.with(*opposite);
+                }
             }
         }
     }
@@ -201,6 +242,13 @@ mod tests {
             taken
         }
 
+        fn twins(&mut self) -> SignalSet {
+            self.happens();
+            let queued = if self.witness.queue.is_empty() { None } else { Some(QUEUED) };
+            let both = self.witness.one.map(|_| NUMBER).into_iter().chain(queued);
+            both.fold(SignalSet::default(), SignalSet::with)
+        }
+
         fn own_waits(&mut self, number: i32) -> bool {
             self.happens();
             if number == NUMBER { self.front.one.is_some() } else { !self.front.queue.is_empty() }
@@ -251,6 +299,12 @@ mod tests {
             assert_eq!(queued_passed_on, world.sent[1][1], "{:?}", world.sent);
             assert!(judge.kept.is_empty());
             for _ in 0..20 {
+                // A service manager signals each process, the front before the witness.
+                if world.random.one_in(4) {
+                    let number = world.random.among(&[NUMBER, QUEUED]);
+                    world.witness.send(Taken { number, code: 0, sender: 0, user: 0, value: 0 });
+                    judge.forget(&mut world);
+                }
                 world.sent = [[0; 2]; 2];
                 world.send();
                 world.settle();

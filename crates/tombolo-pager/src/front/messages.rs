@@ -1,21 +1,32 @@
 //! What the supervisor and the front tell each other.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::AsFd;
 
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
 use tombolo_host::event;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 
-/// A message: what, and a number or two with it.
+/// A message: its kind, and what the kind needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// To the front: the program is about to be started. Answered with the same when signals are kept for it.
+    /// To the front: the program is about to be started. The front keeps its signals from now on, and answers with the same.
     Starting,
-    /// To the front: it has this number. Its pidfd comes along.
-    Started(i32),
-    /// To the front: this signal has stopped it.
+    /// To the front, from the program's process before the program is executed: it has this number and is in the program's group. The
+    /// front sends it those signals for the group that came before it did, and answers with the same.
+    Joined(i32),
+    /// To the program's process: the front cannot pass signals to it.
+    NotReady,
+    /// To the front: the program was executed.
+    Started,
+    /// To the front: this signal has stopped the program.
     Stopped(i32),
-    /// To the front: it has ended with this status.
+    /// To the front: the program has ended with this status.
     Ended(i32),
+    /// To the supervisor: the front has done what a stop of the program asks for, and is not stopped for it any more.
+    StopDone,
     /// To the supervisor: this signal came when the program had ended.
     Signal { number: i32, is_for_group: bool },
 }
@@ -26,10 +37,13 @@ impl Message {
     fn to_bytes(self) -> [u8; BYTES] {
         let (kind, flag, number) = match self {
             Self::Starting => (1, false, 0),
-            Self::Started(number) => (2, false, number),
-            Self::Stopped(number) => (3, false, number),
-            Self::Ended(number) => (4, false, number),
-            Self::Signal { number, is_for_group } => (5, is_for_group, number),
+            Self::Joined(number) => (2, false, number),
+            Self::Started => (3, false, 0),
+            Self::Stopped(number) => (4, false, number),
+            Self::Ended(number) => (5, false, number),
+            Self::StopDone => (6, false, 0),
+            Self::Signal { number, is_for_group } => (7, is_for_group, number),
+            Self::NotReady => (8, false, 0),
         };
         let [a, b, c, d] = number.to_ne_bytes();
         [kind, u8::from(flag), 0, 0, a, b, c, d]
@@ -40,23 +54,44 @@ impl Message {
         let number = i32::from_ne_bytes([a, b, c, d]);
         Some(match kind {
             1 => Self::Starting,
-            2 => Self::Started(number),
-            3 => Self::Stopped(number),
-            4 => Self::Ended(number),
-            5 => Self::Signal { number, is_for_group: flag != 0 },
+            2 => Self::Joined(number),
+            3 => Self::Started,
+            4 => Self::Stopped(number),
+            5 => Self::Ended(number),
+            6 => Self::StopDone,
+            7 => Self::Signal { number, is_for_group: flag != 0 },
+            8 => Self::NotReady,
             _ => return None,
         })
     }
 
-    /// Sends it; one that is gone hears nothing.
-    pub(super) fn send(self, socket: &SeqpacketSocket, descriptor: Option<BorrowedFd<'_>>) {
-        let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
-        // Some hundred messages fit into the socket: there are fewer, since the other end takes them as they come.
-        let _ = socket.send(&[&self.to_bytes()], &descriptors);
+    /// Sends it and waits for the same as the answer. Makes async-signal-safe calls only, allocates nothing and locks nothing.
+    pub(super) fn send_and_await_the_same(self, socket: &SeqpacketSocket) -> io::Result<()> {
+        rustix::net::send(socket, &self.to_bytes(), SendFlags::NOSIGNAL)?;
+        let mut bytes = [0; BYTES];
+        loop {
+            let mut polled = [PollFd::new(socket, PollFlags::IN)];
+            match rustix::event::poll(&mut polled, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            match rustix::net::recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
+                Ok((_, BYTES)) if Self::from_bytes(bytes) == Some(self) => return Ok(()),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Ok(_) => return Err(io::ErrorKind::BrokenPipe.into()),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 
-    /// The next one, with its descriptor. `None`: the other end is gone.
-    pub(super) fn receive(socket: &SeqpacketSocket) -> Option<(Self, Option<OwnedFd>)> {
+    /// Sends it; a receiver that is gone hears nothing.
+    pub(super) fn send(self, socket: &SeqpacketSocket) {
+        // Some hundred messages fit into the socket: there are fewer, since the other end takes them as they come.
+        let _ = socket.send(&[&self.to_bytes()], &[]);
+    }
+
+    /// Waits for the next one. `None`: the other end is gone.
+    pub(super) fn receive(socket: &SeqpacketSocket) -> Option<Self> {
         loop {
             if let Some(received) = Self::try_receive(socket)? {
                 return Some(received);
@@ -65,15 +100,12 @@ impl Message {
         }
     }
 
-    /// The next one, if it has come.
-    #[expect(clippy::option_option, reason = "nothing has come, and nothing will")]
-    pub(super) fn try_receive(socket: &SeqpacketSocket) -> Option<Option<(Self, Option<OwnedFd>)>> {
+    /// The next one, if it has come. `None`: the other end is gone.
+    #[expect(clippy::option_option, reason = "no message has come, and none will: two different things")]
+    pub(super) fn try_receive(socket: &SeqpacketSocket) -> Option<Option<Self>> {
         let mut bytes = [0; BYTES];
         match socket.receive(&mut bytes) {
-            Ok(received) => {
-                let message = Self::from_bytes(bytes)?;
-                Some(Some((message, super::only(received.descriptors))))
-            }
+            Ok(_) => Some(Some(Self::from_bytes(bytes)?)),
             Err(UnixError::WouldBlock) => Some(None),
             Err(_) => None,
         }
@@ -89,16 +121,18 @@ mod tests {
         let (one, other) = SeqpacketSocket::pair().unwrap();
         let messages = [
             Message::Starting,
-            Message::Started(i32::MAX),
+            Message::Joined(i32::MAX),
+            Message::Started,
             Message::Stopped(20),
             Message::Ended(-1),
+            Message::StopDone,
+            Message::NotReady,
             Message::Signal { number: 64, is_for_group: true },
             Message::Signal { number: 1, is_for_group: false },
         ];
         for message in messages {
-            message.send(&one, Some(one.as_fd()));
-            let (received, descriptor) = Message::receive(&other).unwrap();
-            assert!(received == message && descriptor.is_some());
+            message.send(&one);
+            assert_eq!(Message::receive(&other), Some(message));
         }
         assert!(matches!(Message::try_receive(&other), Some(None)));
         drop(one);

@@ -1,22 +1,24 @@
 //! The front: the process that a shell has started, and that stands for the program there.
 //!
 //! ```text
-//!  shell ── front ──┬── supervisor ──┬── program, in the front's group
+//!  shell ── front ──┬── supervisor ──┬── program, in the group that the front has left
 //!                   └── witness      └── keeper
 //! ```
 //!
 //! The program is in the group in which the front was started, as it would be without all this: what is sent to that group, by a terminal
 //! for instance, it gets itself. Supervisor and front have a group of their own. So what the front gets was sent to it alone, and was meant
-//! for the program: the front passes it on. The witness stays, and has the front go on when its old group does.
+//! for the program: the front passes it on. The witness stays in the program's group, and tells the front what the group gets: that the front
+//! is to go on, for instance. A program that makes itself a group gets what was for the group that it would lead without all this.
 //!
-//! The leader of a session cannot leave its group (`setsid`, the first process of a container). There the witness tells whether a signal
-//! came to the whole group (`judge`).
+//! The leader of a session cannot leave its group (`setsid`, the first process of a container). There the witness is asked whether a signal
+//! came to the whole group (`judge`), and the supervisor moves into a session of its own: then no process of the program's session could
+//! continue the program, and the kernel treats the group as orphaned, as it would without Tombolo.
 //!
 //! When the program stops, the front stops, and when the program goes on, it goes on. It ends as the program has ended, by the same
 //! signal perhaps, when the supervisor has.
 //!
-//! The front has no threads: signals are taken one by one. (SIGKILL and SIGSTOP cannot be taken. Whoever kills the front ends the run;
-//! whoever stops it stops it alone. And a signal that is passed on has the front as its sender, except one with a value.)
+//! The front has no threads and takes signals one by one. It cannot take SIGKILL and SIGSTOP: the first ends the run, the second stops the
+//! front alone. A signal that is passed on has the front as its sender, except one with a value.
 
 mod judge;
 mod messages;
@@ -24,10 +26,13 @@ mod stand_in;
 mod supervised;
 mod witness;
 
+use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use rustix::process::{Pid, Signal};
+use tombolo_host::jobs;
 use tombolo_host::signals::{self, Inherited};
 use tombolo_host::split::{self, Half, InheritedDescriptors};
 use tombolo_host::unix::SeqpacketSocket;
@@ -44,24 +49,61 @@ pub enum Side {
     Supervisor(Front),
 }
 
-/// Splits this process, which has no other threads and has opened nothing, into a front and a supervisor.
+/// Environment variable with the user's `LD_PRELOAD` when this process was executed again without it.
+const HANDED_PRELOAD: &str = "TOMBOLO_HANDED_PRELOAD";
+
+/// The user's `LD_PRELOAD`, which is meant for the program.
+pub(crate) fn users_preload() -> Option<OsString> {
+    std::env::var_os(HANDED_PRELOAD)
+        .or_else(|| std::env::var_os("LD_PRELOAD"))
+        .filter(|value| !value.is_empty())
+}
+
+/// Keeps the variable from the command's program.
+pub(crate) fn hide_handed_preload(command: &mut Command) {
+    command.env_remove(HANDED_PRELOAD);
+}
+
+/// Executes this process again without `LD_PRELOAD`: a library in it has started threads, and a process with threads cannot be split. Returns if
+/// the variable is not set.
+fn start_again_without_preload(inherited: Inherited) -> io::Result<()> {
+    let Some(preload) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) else {
+        return Ok(());
+    };
+    let mut arguments = std::env::args_os();
+    let mut command = Command::new(std::env::current_exe()?);
+    if let Some(name) = arguments.next() {
+        command.arg0(name);
+    }
+    command.args(arguments).env(HANDED_PRELOAD, preload).env_remove("LD_PRELOAD");
+    // SAFETY: the closure does nothing.
+    unsafe { inherited.pass_on(&mut command, || Ok(())) };
+    Err(command.exec())
+}
+
+/// Splits this process, which has opened nothing, into a front and a supervisor.
 pub fn split_off() -> io::Result<Side> {
     let inherited = Inherited::new();
+    if !split::has_one_thread()? {
+        start_again_without_preload(inherited)?;
+    }
     let descriptors = InheritedDescriptors::new()?;
+    let leads_its_session = jobs::leads_its_session();
     let (ours, theirs) = SeqpacketSocket::pair().map_err(io::Error::other)?;
     let front = rustix::process::getpid();
-    // Where the ends of children are ignored, nobody's status is kept.
+    // If SIGCHLD is ignored, the kernel keeps no status of children.
     signals::take_by_default(libc::SIGCHLD);
     match split::fork()? {
         Half::Parent { child } => {
             drop(theirs);
             descriptors.give_up(false)?;
-            Ok(Side::Front(stand_in::stand_in(ours, child, inherited)))
+            Ok(Side::Front(stand_in::stand_in(ours, child, leads_its_session, inherited)))
         }
         Half::Child => {
             drop(ours);
             end_with(front)?;
-            Ok(Side::Supervisor(Front::new(front, theirs, inherited, descriptors)?))
+            let front = Front::new(front, leads_its_session, theirs, inherited, descriptors)?;
+            Ok(Side::Supervisor(front))
         }
     }
 }
@@ -70,9 +112,4 @@ pub fn split_off() -> io::Result<Side> {
 fn end_with(front: Pid) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     if rustix::process::getppid() == Some(front) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
-}
-
-/// The descriptor that came with a message.
-fn only(descriptors: Vec<tombolo_host::passed::PassedDescriptor>) -> Option<OwnedFd> {
-    descriptors.into_iter().next().map(OwnedFd::from)
 }

@@ -1,11 +1,12 @@
 //! The supervisor's side of the front.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, WaitStatus};
@@ -13,7 +14,7 @@ use tombolo_host::signals::{self, Inherited};
 use tombolo_host::split::InheritedDescriptors;
 use tombolo_host::timing::pager as timing;
 use tombolo_host::unix::SeqpacketSocket;
-use tombolo_host::{family, process};
+use tombolo_host::{jobs, process};
 
 use super::messages::Message;
 
@@ -25,11 +26,23 @@ pub struct Front {
     /// The program is to be one of this group. `None`: it is from outside this pid namespace, and has no number here; the supervisor
     /// stays in it, too.
     group: Option<Pid>,
+    /// The front leads its session. The supervisor then moves into another session, so that the program's group is orphaned.
+    leads_its_session: bool,
     socket: Arc<SeqpacketSocket>,
     inherited: Inherited,
     descriptors: Option<InheritedDescriptors>,
+    /// Stops of the program of which the front was told.
+    stops_told: u32,
+    heard: Arc<Heard>,
+}
+
+/// State that the front's messages change.
+#[derive(Debug, Default)]
+struct Heard {
+    /// Stops of the program for which it is not stopped any more.
+    stops_done: AtomicU32,
     /// Signals that came when the program had ended.
-    left: Arc<Mutex<Vec<LeftSignal>>>,
+    left: Mutex<Vec<LeftSignal>>,
 }
 
 /// A signal that came when the program had ended.
@@ -44,16 +57,18 @@ impl Front {
     /// This process becomes the supervisor.
     pub(super) fn new(
         pid: Pid,
+        leads_its_session: bool,
         socket: SeqpacketSocket,
         inherited: Inherited,
         descriptors: InheritedDescriptors,
     ) -> io::Result<Self> {
-        let group = family::own_group();
-        if group.is_some() {
+        let group = jobs::own_group();
+        // The leader of a group cannot make itself a session, as it is to later.
+        if group.is_some() && !leads_its_session {
             rustix::process::setpgid(None, None)?;
         }
         let _ = rustix::thread::set_name(c"supervisor");
-        // It ends when the program has. Somebody may mean all processes of this name, or of a control group.
+        // The supervisor ends after the program. Signals may be meant for all processes of this name, or of a control group.
         let faults = [
             libc::SIGILL,
             libc::SIGTRAP,
@@ -71,10 +86,12 @@ impl Front {
             pid,
             pidfd: process::pidfd(pid.as_raw_pid().cast_unsigned())?,
             group,
+            leads_its_session,
             socket: Arc::new(socket),
             inherited,
             descriptors: Some(descriptors),
-            left: Arc::default(),
+            stops_told: 0,
+            heard: Arc::default(),
         })
     }
 
@@ -86,32 +103,43 @@ impl Front {
     /// The program is about to be started by this command: the front keeps its signals, and the program begins with those blocked and
     /// ignored with which this command was started, in the front's group.
     pub(crate) fn starting(&self, command: &mut Command) -> io::Result<()> {
-        Message::Starting.send(&self.socket, None);
-        match Message::receive(&self.socket) {
-            Some((Message::Starting, _)) => {}
-            _ => return Err(io::Error::other("it could not get ready for signals")),
-        }
-        if let Some(group) = self.group {
-            command.process_group(group.as_raw_pid());
-        }
-        self.inherited.pass_on(command);
+        let not_ready = |error| io::Error::other(format!("its front does not take its signals: {error}"));
+        Message::Starting.send_and_await_the_same(&self.socket).map_err(not_ready)?;
+        let (group, socket) = (self.group, self.socket.clone());
+        let join = move || {
+            if let Some(group) = group {
+                rustix::process::setpgid(None, Some(group))?;
+            }
+            Message::Joined(rustix::process::getpid().as_raw_pid()).send_and_await_the_same(&socket)
+        };
+        // SAFETY: the closure makes system calls, and allocates and locks nothing.
+        unsafe { self.inherited.pass_on(command, join) };
         Ok(())
     }
 
-    /// It was started. From now on the end of the front ends this process, as if it had been killed itself.
-    pub(crate) fn started(&mut self, pid: u32, pidfd: &OwnedFd) -> io::Result<()> {
-        Message::Started(pid.cast_signed()).send(&self.socket, Some(pidfd.as_fd()));
+    /// The program was started. From now on the end of the front ends the program and this process, as if both had been killed.
+    pub(crate) fn started(&mut self, pidfd: &OwnedFd) -> io::Result<()> {
+        if self.leads_its_session {
+            rustix::process::setsid()?;
+        }
+        Message::Started.send(&self.socket);
         if let Some(descriptors) = self.descriptors.take() {
             descriptors.give_up(true)?;
         }
-        let (socket, left) = (self.socket.clone(), self.left.clone());
+        let (socket, heard, program) = (self.socket.clone(), self.heard.clone(), pidfd.try_clone()?);
         let listen = move || {
-            while let Some((message, _)) = Message::receive(&socket) {
-                if let Message::Signal { number, is_for_group } = message {
-                    left.lock().push(LeftSignal { number, is_for_group });
+            while let Some(message) = Message::receive(&socket) {
+                match message {
+                    Message::StopDone => drop(heard.stops_done.fetch_add(1, Ordering::Release)),
+                    Message::Signal { number, is_for_group } => {
+                        heard.left.lock().push(LeftSignal { number, is_for_group });
+                    }
+                    _ => {}
                 }
             }
-            // Nobody is there who could be told how the program ends. The keeper ends what is left.
+            // The front has ended, so the program's end cannot be reported. The program is killed first: it may have no agent, and be unknown to the
+            // keeper, which ends the other processes.
+            let _ = process::signal(&program, libc::SIGKILL);
             let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::KILL);
         };
         thread::Builder::new().name("front".into()).spawn(listen)?;
@@ -120,43 +148,50 @@ impl Front {
     }
 
     /// The program has stopped, or goes on.
-    pub(crate) fn changed(&self, pid: u32, status: WaitStatus) {
+    pub(crate) fn changed(&mut self, pid: u32, status: WaitStatus) {
         if let Some(signal) = status.stopping_signal() {
-            // It went on meanwhile, for a moment: the front stops anew, and is seen to.
+            // If the front is still stopped, the program was continued and stopped again: the front does the same, so that its parent is notified.
             self.go_on();
-            return Message::Stopped(signal).send(&self.socket, None);
+            self.stops_told = self.stops_told.wrapping_add(1);
+            return Message::Stopped(signal).send(&self.socket);
         }
-        self.go_on();
-        // It may have been about to stop.
-        thread::sleep(timing::FRONT_GOES_ON);
-        if !family::is_stopped(pid) {
-            self.go_on();
-        }
+        self.go_on_until(|| jobs::is_stopped(pid));
     }
 
-    /// The front goes on if it is stopped. (Otherwise this signal would hide one that is sent to it meanwhile.)
+    /// Continues the front if it is stopped. A needless SIGCONT would merge with one that a user sends.
     fn go_on(&self) {
-        if family::is_stopped(self.pid()) {
-            let _ = process::signal(&self.pidfd, libc::SIGCONT);
+        jobs::go_on(&self.pidfd, self.pid());
+    }
+
+    /// Continues the front, also if it is only about to stop, until it has acknowledged all stops or the program has stopped again.
+    fn go_on_until(&self, stops_again: impl Fn() -> bool) {
+        let since = Instant::now();
+        loop {
+            self.go_on();
+            let is_done = self.heard.stops_done.load(Ordering::Acquire) == self.stops_told;
+            if is_done || stops_again() || since.elapsed() > timing::FRONT_GOES_ON {
+                return;
+            }
+            thread::sleep(timing::FRONT_GOES_ON_INTERVAL);
         }
     }
 
     /// The program has ended.
     pub(crate) fn ended(&self, status: i32) {
-        Message::Ended(status).send(&self.socket, None);
+        Message::Ended(status).send(&self.socket);
         // It may have been killed while it was stopped.
-        self.go_on();
+        self.go_on_until(|| false);
     }
 
     /// A signal that came when the program had ended, once.
     pub(crate) fn take_signal(&self) -> Option<LeftSignal> {
-        let mut left = self.left.lock();
+        let mut left = self.heard.left.lock();
         if left.is_empty() { None } else { Some(left.remove(0)) }
     }
 
     /// Whether a process is in the front's group.
     pub(crate) fn has_in_its_group(&self, pid: u32) -> bool {
-        family::group(pid) == Some(self.group())
+        jobs::group(pid) == Some(self.group())
     }
 
     /// The front's group.

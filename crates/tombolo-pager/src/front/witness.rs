@@ -1,15 +1,16 @@
-//! The witness: a process of the program's group that blocks every signal. It has the front go on when the group does, and passes on what
-//! comes when the program has ended. Or, where the front is of the group as well, it says which signals have come to it.
+//! The witness: a process of the program's group that blocks every signal and reports the group's signals to the front. Where the front has
+//! left the group, it reports each signal as it comes; where the front is in the group, it answers questions.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
-use tombolo_host::signals::{self, Taken};
+use tombolo_host::signals::{self, SignalSet, Taken};
 use tombolo_host::split::{self, Half};
 use tombolo_host::timing::pager as timing;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
-use tombolo_host::{event, family, process};
+use tombolo_host::{event, jobs, process};
 
 /// The front's side.
 #[derive(Debug)]
@@ -21,9 +22,9 @@ pub(super) struct Witness {
 }
 
 impl Witness {
-    /// Starts one, in the group of this process, which has blocked all signals. `is_asked`: it answers [`Self::take`]; otherwise it has
-    /// this process go on when the group does.
-    pub(super) fn start(is_asked: bool) -> io::Result<Self> {
+    /// Starts a witness in `group`, if that has a number in this pid namespace. The caller has blocked all signals. `is_asked`: the witness answers
+    /// [`Self::take`]; otherwise it reports each signal ([`Self::next_reported`]).
+    pub(super) fn start(is_asked: bool, group: Option<u32>) -> io::Result<Self> {
         let (ours, theirs) = SeqpacketSocket::pair().map_err(io::Error::other)?;
         let front = rustix::process::getpid();
         match split::fork()? {
@@ -36,50 +37,123 @@ impl Witness {
                 let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
                 // `killall tombolo` and `pkill` are for the front: had the witness their signal as well, it would look as if the group had it.
                 let _ = split::rename("witness");
+                if let Some(group) = group.and_then(|group| Pid::from_raw(group.cast_signed()))
+                    && rustix::process::setpgid(None, Some(group)).is_err()
+                {
+                    // The group has no members any more.
+                    std::process::exit(0)
+                }
                 let is_there = || rustix::process::getppid() == Some(front);
                 if is_asked {
-                    testify(is_there, &theirs)
+                    answer(is_there, &theirs)
                 } else {
-                    relay(is_there, front, &theirs)
+                    report(is_there, front, &theirs)
                 }
                 std::process::exit(0)
             }
         }
     }
 
-    /// Takes a signal that it has. `Err`: it has ended.
+    /// Takes a signal that waits at the witness. `Err`: the witness has ended.
     pub(super) fn take(&self, number: i32) -> Result<Option<Taken>, UnixError> {
-        self.socket.send(&[&number.to_ne_bytes()], &[])?;
-        let mut answer = [0; ANSWER_BYTES];
+        let (answer, was_continued) = self.ask(number)?;
+        if was_continued {
+            // That continuation was the front's; one for the group would have continued it.
+            if number == libc::SIGCONT {
+                return Ok(None);
+            }
+            self.ask(libc::SIGCONT)?;
+        }
+        Ok(answer)
+    }
+
+    /// The signals that wait at the witness.
+    pub(super) fn pending(&self) -> Result<SignalSet, UnixError> {
+        let (answer, _) = self.ask(PENDING)?;
+        Ok(SignalSet::from_bits(answer.map_or(0, |answer| answer.value as u64)))
+    }
+
+    /// The witness's answer, and whether this call had to continue the witness first.
+    fn ask(&self, question: i32) -> Result<(Option<Taken>, bool), UnixError> {
+        self.socket.send(&[&question.to_ne_bytes()], &[])?;
         let mut was_continued = false;
-        let length_bytes = loop {
-            match self.socket.receive(&mut answer) {
-                Ok(received) => break received.length_bytes,
-                Err(UnixError::WouldBlock) => {}
-                Err(error) => return Err(error),
+        let since = Instant::now();
+        loop {
+            if since.elapsed() > timing::WITNESS_ANSWERS {
+                // A debugger may have halted it. A late answer would be taken for the answer to a later question.
+                let _ = process::signal(&self.pidfd, libc::SIGKILL);
+                return Err(UnixError::Closed);
+            }
+            if let Some(answer) = self.receive()? {
+                return Ok((answer, was_continued));
             }
             let came =
                 event::wait_readable(&[self.socket.as_fd()], Some(timing::WITNESS_PAUSE)).unwrap_or(true);
             // SIGSTOP for the group has stopped it, and only the front was continued.
-            if !came && family::is_stopped(self.pid.as_raw_pid().cast_unsigned()) {
-                let _ = process::signal(&self.pidfd, libc::SIGCONT);
-                was_continued = true;
+            if !came {
+                was_continued |= self.go_on();
             }
-        };
-        if was_continued {
-            // That was the front's; one for the group would have continued it.
-            if number == libc::SIGCONT {
-                return Ok(None);
-            }
-            self.take(libc::SIGCONT)?;
         }
-        // Any other length: it has none.
-        Ok(if length_bytes == ANSWER_BYTES { from_bytes(&answer) } else { None })
     }
 
-    /// The program has ended: what is sent to the group is for those that it has left behind, and comes to the front from now on.
-    pub(super) fn pass_on(&self) {
-        let _ = self.socket.send(&[&[0]], &[]);
+    /// The next message of the witness, if there is one: a signal, or `None` for "no signal".
+    fn receive(&self) -> Result<Option<Option<Taken>>, UnixError> {
+        let mut answer = [0; ANSWER_BYTES];
+        match self.socket.receive(&mut answer) {
+            Ok(received) if received.length_bytes == ANSWER_BYTES => Ok(Some(from_bytes(&answer))),
+            Ok(_) => Ok(Some(None)),
+            Err(UnixError::WouldBlock) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The next signal of the group that the witness has reported. `Err`: the witness has ended.
+    pub(super) fn next_reported(&self) -> Result<Option<Taken>, UnixError> {
+        Ok(self.receive()?.flatten())
+    }
+
+    /// All signals that have come to the group until now and were not read yet.
+    pub(super) fn drain_reported(&self) -> Vec<Taken> {
+        let mut told = Vec::new();
+        let since = Instant::now();
+        if self.socket.send(&[&PENDING.to_ne_bytes()], &[]).is_err() {
+            return told;
+        }
+        // A debugger may have halted the witness.
+        while since.elapsed() < timing::WITNESS_ANSWERS {
+            match self.receive() {
+                Ok(Some(Some(taken))) => {
+                    if taken.number == libc::SIGCONT {
+                        self.acknowledge();
+                    }
+                    told.push(taken);
+                }
+                Ok(Some(None)) | Err(_) => break,
+                Ok(None) => {
+                    let came = event::wait_readable(&[self.socket.as_fd()], Some(timing::WITNESS_PAUSE))
+                        .unwrap_or(true);
+                    if !came {
+                        self.go_on();
+                    }
+                }
+            }
+        }
+        told
+    }
+
+    /// Tells the witness that the front has read a continuation.
+    pub(super) fn acknowledge(&self) {
+        let _ = self.socket.send(&[&HEARD.to_ne_bytes()], &[]);
+    }
+
+    /// Continues the witness if it is stopped. Returns whether it was.
+    pub(super) fn go_on(&self) -> bool {
+        jobs::go_on(&self.pidfd, self.pid.as_raw_pid().cast_unsigned())
+    }
+
+    /// Readable when the witness has sent a message.
+    pub(super) fn readable(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Its number.
@@ -95,7 +169,13 @@ impl Drop for Witness {
     }
 }
 
+/// In place of a signal's number: which signals are there?
+const PENDING: i32 = 0;
+/// In place of a signal's number: the front has read a continuation.
+const HEARD: i32 = -1;
 const ANSWER_BYTES: usize = 24;
+/// Any other length: no signal.
+const NONE: [u8; 1] = [0];
 
 fn to_bytes(taken: &Taken) -> [u8; ANSWER_BYTES] {
     let Taken { number, code, sender, user, value } = *taken;
@@ -120,40 +200,63 @@ fn from_bytes(bytes: &[u8; ANSWER_BYTES]) -> Option<Taken> {
     })
 }
 
-/// Has the front go on when the group does, until the front is gone; and passes the group's signals on to it when the front has said so.
-fn relay(is_there: impl Fn() -> bool, front: Pid, socket: &SeqpacketSocket) {
+/// Reports each signal of the group to the front until the front is gone, and continues the front when the group is continued. Answers a
+/// question once all signals that came before it are reported.
+fn report(is_there: impl Fn() -> bool, front: Pid, socket: &SeqpacketSocket) {
     let number = front.as_raw_pid().cast_unsigned();
-    let (Ok(signals), Ok(front)) = (signals::readable_while_pending(), process::pidfd(number)) else {
+    let (Ok(signals), Ok(front_pidfd)) = (signals::readable_while_pending(), process::pidfd(number)) else {
         return;
     };
-    let mut passes = false;
+    let (mut is_asked, mut is_to_go_on) = (false, false);
     while is_there() {
-        match socket.receive(&mut [0; 4]) {
-            Ok(_) => passes = true,
-            Err(UnixError::WouldBlock) => {}
-            Err(_) => return,
-        }
-        while let Some(pending) = signals::pending().first() {
-            // One that comes to a front that is not stopped would hide one that is sent to it alone.
-            let is_due = if pending == libc::SIGCONT { family::is_stopped(number) } else { passes };
-            if signals::take(pending).is_some() && is_due {
-                let _ = process::signal(&front, pending);
+        loop {
+            let mut said = [0; 4];
+            match socket.receive(&mut said) {
+                Ok(_) if i32::from_ne_bytes(said) == HEARD => is_to_go_on = false,
+                Ok(_) => is_asked = true,
+                Err(UnixError::WouldBlock) => break,
+                Err(_) => return,
             }
         }
-        let _ = event::wait_readable(&[signals.as_fd(), socket.as_fd()], None);
+        while let Some(pending) = signals::pending().first() {
+            let Some(taken) = signals::take(pending) else { continue };
+            let is_continuation = taken.number == libc::SIGCONT;
+            if is_continuation && taken.sender == front.as_raw_pid() {
+                continue;
+            }
+            // A stopped front does not read. When the socket is full, the signal is lost, as a signal is of which one waits already.
+            let is_sent = socket.send(&[&to_bytes(&taken)], &[]).is_ok();
+            is_to_go_on |= is_continuation && is_sent;
+        }
+        // Until the front has read it: it may be about to stop. A continuation for a front that is not stopped would merge with one that was sent
+        // to the front alone.
+        if is_to_go_on {
+            jobs::go_on(&front_pidfd, number);
+        }
+        if is_asked && !matches!(socket.send(&[&NONE], &[]), Err(UnixError::WouldBlock)) {
+            is_asked = false;
+        }
+        let pause = (is_asked || is_to_go_on).then_some(timing::WITNESS_PAUSE);
+        let _ = event::wait_readable(&[signals.as_fd(), socket.as_fd()], pause);
     }
 }
 
-/// Answers until the front is gone.
-fn testify(is_there: impl Fn() -> bool, socket: &SeqpacketSocket) {
+/// Answers the front's questions until the front is gone.
+fn answer(is_there: impl Fn() -> bool, socket: &SeqpacketSocket) {
     while is_there() {
         let mut asked = [0; 4];
         match socket.receive(&mut asked) {
             Ok(_) => {
-                let answer = signals::take(i32::from_ne_bytes(asked));
+                let answer = match i32::from_ne_bytes(asked) {
+                    PENDING => {
+                        let value = signals::pending().to_bits() as usize;
+                        Some(Taken { number: PENDING, code: 0, sender: 0, user: 0, value })
+                    }
+                    number => signals::take(number),
+                };
                 let sent = match answer {
                     Some(taken) => socket.send(&[&to_bytes(&taken)], &[]),
-                    None => socket.send(&[&[0]], &[]),
+                    None => socket.send(&[&NONE], &[]),
                 };
                 if sent.is_err() {
                     break;

@@ -31,8 +31,9 @@ const SWAP_ATTEMPTS: usize = 3;
 const WORKING_SET_LEAST_BYTES: u64 = 8 << 20;
 
 /// How many runs a program makes.
-pub fn steps(has_swap: bool) -> usize {
-    let with_swap = if has_swap { 1 + SHARES.len() } else { 0 };
+pub fn steps(workload: &dyn Workload, has_swap: bool) -> usize {
+    let with_swap =
+        if has_swap { 1 + SHARES.len() + usize::from(workload.has_other_output_in_group()) } else { 0 };
     2 + SHARES.len() + with_swap
 }
 
@@ -50,6 +51,8 @@ fn share_of(working_set_bytes: u64, quarters: u64) -> u64 {
 pub enum Place<'a> {
     /// Nothing special.
     Plain,
+    /// Without Tombolo or a cgroup, but with the output that the program writes in a cgroup (sort: to `/dev/null`): the measure of times with zram.
+    PlainBesideGroup,
     /// Under Tombolo with this many bytes local.
     Tombolo(u64),
     /// In a memory cgroup.
@@ -92,6 +95,8 @@ pub struct Comparison {
     /// Far-capable memory that it touches.
     pub working_set_bytes: u64,
     pub plain_s: f64,
+    /// Time of [`Place::PlainBesideGroup`], by which times with zram are divided.
+    pub plain_beside_zram_s: f64,
     /// Under Tombolo with a limit that it does not reach.
     pub all_local_s: f64,
     pub points: Vec<Point>,
@@ -118,7 +123,7 @@ impl Demo<'_> {
     /// A command that runs a program there.
     pub fn command(&self, place: &Place<'_>, program: &OsStr) -> Result<Command, Failure> {
         match place {
-            Place::Plain => {
+            Place::Plain | Place::PlainBesideGroup => {
                 let mut command = Command::new(program);
                 end_with_this_thread(&mut command);
                 Ok(command)
@@ -157,6 +162,7 @@ impl Demo<'_> {
             about: workload.about(),
             working_set_bytes: 0,
             plain_s: plain.seconds,
+            plain_beside_zram_s: plain.seconds,
             all_local_s: 0.0,
             points: Vec::new(),
             identical: true,
@@ -237,6 +243,10 @@ impl Demo<'_> {
             }
             Ok(outcome.map_err(|failure| failure.text))
         };
+        if workload.has_other_output_in_group() {
+            self.progress.step(workload.name(), "without Tombolo, as with swap");
+            found.plain_beside_zram_s = workload.run(self, &Place::PlainBesideGroup)?.seconds;
+        }
         // With room for everything: what it uses at most, less the working set, it has beside that.
         self.progress.step(workload.name(), "its memory in a cgroup");
         let ample = measure(ALL_LOCAL_BYTES * 2, true)?;

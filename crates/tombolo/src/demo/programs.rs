@@ -46,6 +46,10 @@ pub trait Workload {
     fn name(&self) -> &'static str;
     /// What it does, in a few words.
     fn about(&self) -> &'static str;
+    /// Whether the program writes its output elsewhere in a memory cgroup; then times there are compared with [`Place::PlainBesideGroup`].
+    fn has_other_output_in_group(&self) -> bool {
+        false
+    }
     /// Runs it.
     fn run(&self, demo: &Demo<'_>, place: &Place<'_>) -> Result<Ran, Failure>;
 }

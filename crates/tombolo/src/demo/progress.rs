@@ -1,6 +1,4 @@
-//! What the demo is doing: a bar where standard error is a terminal that can show one, a line for each program elsewhere.
-
-use std::cell::Cell;
+//! What the demo is doing: a bar where standard error is a terminal that can show one, a line for each step elsewhere.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -9,7 +7,6 @@ use crate::output;
 /// The progress of a demo.
 pub struct Progress {
     bar: ProgressBar,
-    program: Cell<&'static str>,
 }
 
 impl Progress {
@@ -19,13 +16,13 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:20}] {pos}/{len} {msg}") {
             bar.set_style(style.progress_chars("=> "));
         }
-        Self { bar, program: Cell::new("") }
+        Self { bar }
     }
 
     /// A step begins.
     pub fn step(&self, program: &'static str, text: &str) {
-        if self.bar.is_hidden() && self.program.replace(program) != program {
-            output::say(&format!("demo: running {program} ..."));
+        if self.bar.is_hidden() {
+            output::say(&format!("demo: {program}, {text} ..."));
         }
         self.bar.inc(u64::from(!self.bar.message().is_empty()));
         self.bar.set_message(format!("{program}, {text}"));

@@ -12,9 +12,10 @@ pub fn print(findings: &Findings) {
         Link::Udp => "UDP",
     };
     output::line(&format!(
-        "How long programs take with a part of their memory here and the rest at a\n\
-         lender, over {link}, as multiples of their time without Tombolo\n\
-         (zram: with the kernel's swap on zram instead):\n"
+        "How long programs take with a part of their memory local and the rest at a\n\
+         lender on this machine, over {link}, as multiples of their time\n\
+         without Tombolo (all: everything local; zram: with the kernel's swap on zram\n\
+         instead; one run each):\n"
     ));
     for line in table(&findings.programs) {
         output::line(&line);
@@ -31,14 +32,32 @@ pub fn print(findings: &Findings) {
     }
     output::line("");
     output::paragraph(&finding(findings));
-    if findings.identical {
-        output::line("All outputs are identical.");
+    if !findings.identical {
+        return;
     }
-    output::line(
-        "\nNext, lend memory and run a program of your own with 256 MiB of it here:\n\n  \
-         tombolo node --listen shm:/tmp/lender --lend 1G &\n  \
-         tombolo run --from shm:/tmp/lender --local 256M -- PROGRAM ARGUMENTS",
-    );
+    output::line("Outputs under Tombolo are those without it.");
+    let tombolo = called();
+    output::line(&format!(
+        "\nNext, lend memory and run a program of your own with 256 MiB of it local:\n\n  \
+         {tombolo} node --listen shm:/tmp/lender --lend 1G &\n  \
+         {tombolo} run --from shm:/tmp/lender --local 256M -- PROGRAM ARGUMENTS",
+    ));
+}
+
+/// What a user types for this binary: its name where the path has it, or else where it is.
+fn called() -> String {
+    let own = std::env::current_exe().unwrap_or_else(|_| "tombolo".into());
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let first =
+        std::env::split_paths(&paths).map(|folder| folder.join("tombolo")).find(|path| path.is_file());
+    let is_in_path = first.and_then(|path| path.canonicalize().ok()) == own.canonicalize().ok();
+    let place =
+        std::env::current_dir().ok().and_then(|folder| Some(own.strip_prefix(folder).ok()?.to_owned()));
+    match (is_in_path, place) {
+        (true, _) => "tombolo".to_owned(),
+        (false, Some(place)) => place.display().to_string(),
+        (false, None) => own.display().to_string(),
+    }
 }
 
 /// Widths of the columns after the first.
@@ -55,21 +74,20 @@ fn row(cells: &[String]) -> String {
 fn table(programs: &[Comparison]) -> Vec<String> {
     let shares = SHARES.map(|(share, _)| share.to_owned());
     let above = format!("{:32} {:>14} {:>14} {:>14}", "", shares[0], shares[1], shares[2]);
-    let titles = ["", "memory", "plain", "all", "here", "zram", "here", "zram", "here", "zram"];
+    let titles = ["", "memory", "plain", "all", "tombolo", "zram", "tombolo", "zram", "tombolo", "zram"];
     let mut lines = vec![above, row(&titles.map(str::to_owned))];
     for found in programs {
-        let times = |seconds: Option<f64>| match seconds {
-            Some(seconds) => multiple(seconds / found.plain_s),
-            None => "-".to_owned(),
-        };
+        let times = |seconds: f64| multiple(seconds / found.plain_s);
         let mut cells = vec![
             found.program.to_owned(),
             Size(found.working_set_bytes).to_string(),
             format!("{:.2} s", found.plain_s),
-            times(Some(found.all_local_s)),
+            times(found.all_local_s),
         ];
+        let beside_zram = |seconds: f64| multiple(seconds / found.plain_beside_zram_s);
         for point in &found.points {
-            cells.extend([times(Some(point.tombolo_s)), times(point.zram_s)]);
+            let zram = point.zram_s.map_or_else(|| "-".to_owned(), beside_zram);
+            cells.extend([times(point.tombolo_s), zram]);
         }
         lines.push(row(&cells));
     }
@@ -148,6 +166,7 @@ mod tests {
             about: "a program",
             working_set_bytes: 64 << 20,
             plain_s,
+            plain_beside_zram_s: plain_s,
             all_local_s: 2.1,
             points: points.into(),
             identical: true,

@@ -78,7 +78,7 @@ impl Nodes {
 
     /// Runs the program with these seeds: one, or as many as there is time for.
     fn run(&self, pages: usize, run: impl Fn(&Program) -> Outcome) {
-        let test = "cargo test -p tombolo --test end_to_end -- memory_changes_under";
+        let test = "cargo xtask test memory_changes_under";
         Seeds::from_environment(1).run(test, |seed| {
             eprintln!("    absent_pages: TOMBOLO_SEED={seed}");
             let [near, far, node] = &self.arguments;

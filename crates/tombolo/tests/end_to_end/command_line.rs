@@ -295,7 +295,9 @@ fn a_script_and_a_shell_pipeline_run() {
         path_of("python3")
     );
     let program = Program::new(&["sh", "-c", &script]);
-    assert_eq!(program.run_on(&[&lender], "8M").text(), program.plain().text());
+    let (far, plain) = (program.run_on(&[&lender], "8M"), program.plain());
+    assert_eq!((far.code(), far.text()), (0, plain.text()), "{}", far.stderr);
+    assert_eq!(plain.code(), 0);
 }
 
 #[test]

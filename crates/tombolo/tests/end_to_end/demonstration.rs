@@ -72,17 +72,31 @@ fn the_demo_succeeds_udp() {
 fn the_demo_prints_a_table() {
     needs!();
     let Some(product) = product() else { return };
-    let mut command = Command::new(product);
+    let mut command = Command::new(&product);
     command.args(["demo", "--program", "store"]);
     let outcome = Running::start(command, Vec::new()).wait(PATIENCE);
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     let text = outcome.text();
-    for word in ["memory", "all", "a half", "a quarter", "store", "zram", "Finding: ", "identical", "--from"]
-    {
+    for word in [
+        "memory",
+        "all",
+        "a half",
+        "a quarter",
+        "store",
+        "zram",
+        "Finding: ",
+        "Outputs under Tombolo are those without it.",
+        "--from",
+    ] {
         assert!(text.contains(word), "no {word:?} in:\n{text}");
     }
-    assert!(text.lines().all(|line| line.chars().count() <= 80), "more than 80 columns:\n{text}");
-    assert_eq!(outcome.stderr, "tombolo: demo: running store ...\n", "progress where there is no terminal");
+    // Where it is not in the path, what to type next begins with where it is.
+    let (table, next) = text.split_once("\nNext").expect("what to do next");
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "more than 80 columns:\n{text}");
+    assert!(next.contains(&format!("{product} run --from")), "{next}");
+    let is_step = |line: &str| line.starts_with("tombolo: demo: store, ");
+    assert!(outcome.stderr.lines().all(is_step), "progress where there is no terminal: {}", outcome.stderr);
+    assert!(outcome.stderr.lines().count() >= 5, "{}", outcome.stderr);
 }
 
 /// Directories of a demo with this process id.

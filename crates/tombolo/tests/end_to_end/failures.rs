@@ -215,9 +215,16 @@ fn a_stopped_lender_on_the_same_machine_costs_nothing() {
     // It is silent for longer than it may be over UDP; here nothing is given up for that while there is no other lender.
     let hold = holding_with(&[&lender], "rest", Some("1.5s"));
     lender.node().signal(Signal::STOP);
-    std::thread::sleep(Duration::from_secs(3));
-    assert!(fs::read_to_string(format!("/proc/{}/stat", hold.program_pid())).is_ok(), "still there");
+    // Given up, it would be after three seconds at the earliest.
+    std::thread::sleep(Duration::from_secs(8));
+    assert!(alive(hold.program_pid()), "{}", hold.errors());
+    assert!(
+        hold.errors().contains("does not answer") && !hold.errors().contains("is gone"),
+        "{}",
+        hold.errors()
+    );
     lender.node().signal(Signal::CONT);
+    hold.errors_with("answers again", PATIENCE);
     drop(hold);
     assert_eq!(program.run_on(&[&lender], "8M").code(), 0);
 }
@@ -342,9 +349,15 @@ fn an_agent_that_is_killed_while_it_drops_a_page_takes_none_along() {
             assert!(since.elapsed() < PATIENCE, "no agent drops a page");
             let [agent] = agents[..] else { continue };
             send(run.supervisor_pid(), Signal::STOP);
+            while !tombolo_host::jobs::is_stopped(run.supervisor_pid()) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             std::thread::sleep(Duration::from_millis(20));
             let call = fs::read_to_string(format!("/proc/{agent}/syscall")).unwrap_or_default();
-            if call.starts_with(MADVISE) {
+            // One that only has no processor has heard already that the event was read.
+            let stat = fs::read_to_string(format!("/proc/{agent}/stat")).unwrap_or_default();
+            let waits = stat.rsplit(") ").next().is_some_and(|state| state.starts_with(['S', 'D']));
+            if call.starts_with(MADVISE) && waits {
                 break agent;
             }
             send(run.supervisor_pid(), Signal::CONT);

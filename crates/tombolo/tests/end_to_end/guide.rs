@@ -16,10 +16,17 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
+use rustix::process::Signal;
 use tombolo_host::testing::left_out;
 
-use crate::common::{Scratch, needs, product};
+use crate::common::{Scratch, needs, product, send};
+
+/// For a step of a page; README's demo is the longest.
+const STEP_PATIENCE: Duration = Duration::from_secs(400);
 
 /// A block of commands, of one kind.
 #[derive(Debug, PartialEq)]
@@ -246,17 +253,29 @@ impl Shell {
         )
         .expect("the shell is there");
         let mut said = String::new();
+        let (finished, watched) = mpsc::channel::<()>();
+        let shell = self.child.id();
+        // Not for longer: the runner's own bound would say neither the step nor what it has printed.
+        thread::spawn(move || {
+            if watched.recv_timeout(STEP_PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                send(shell, Signal::KILL);
+            }
+        });
         loop {
             let mut line = String::new();
             if self.output.read_line(&mut line).expect("its output") == 0 {
-                return Err(format!("{said}\nthe shell has ended"));
+                let so_far = fs::read_to_string(&file).unwrap_or_default();
+                return Err(format!(
+                    "{said}{so_far}\nthe shell has ended, or was ended after {STEP_PATIENCE:?}"
+                ));
             }
             match line.trim_end().strip_prefix(end) {
-                Some(" 0") => return Ok(said),
+                Some(" 0") => break drop(finished),
                 Some(status) => return Err(format!("{said}status{status}")),
                 None => said.push_str(&line),
             }
         }
+        Ok(said)
     }
 
     /// Runs a command at a machine, which there is from then on.
@@ -414,6 +433,11 @@ fn the_guide_to_rdma_is_right() {
 #[test]
 fn the_guide_to_limits_is_right() {
     page("docs/guide/limits.md");
+}
+
+#[test]
+fn the_guide_to_the_simulator_is_right() {
+    page("docs/guide/simulator.md");
 }
 
 #[test]

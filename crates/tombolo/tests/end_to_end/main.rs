@@ -30,6 +30,7 @@ mod rdma;
 mod runtimes;
 mod secure;
 mod signals;
+mod simulator;
 mod store;
 mod survivors;
 mod traced;

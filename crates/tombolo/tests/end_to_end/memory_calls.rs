@@ -149,6 +149,16 @@ fn a_write_to_shared_memory_goes_on_where_all_memory_is_full() {
     assert!(outcome.stderr.contains("local and far memory are both full"), "{}", outcome.stderr);
 }
 
+/// Far copies of pages that are here are given up for others, also of pages that a child keeps here.
+#[test]
+fn far_copies_of_shared_memory_are_given_up_where_far_memory_is_full() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "1G");
+    let program = Program::new(&[compiled("stuck_child", &[]), "6".into(), "16".into()]).remote("16M");
+    let outcome = program.forking().run_on(&[&lender], "16M");
+    assert_eq!((outcome.code(), outcome.text().as_str()), (0, "shared\n"), "{}", outcome.stderr);
+}
+
 #[test]
 fn what_the_kernel_writes_to_pinned_memory_beside_a_fork_is_found_by_its_process_alone() {
     needs!("cc");

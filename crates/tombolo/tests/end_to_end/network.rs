@@ -81,7 +81,6 @@ impl Machines {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.place(which), TOMBOLO]).args(arguments);
         command.env("HOME", self.homes[which].path()).env_remove("XDG_CONFIG_HOME");
-        command.env_remove("TOMBOLO_KEY").env_remove("TOMBOLO_ALLOW");
         // The program's own.
         command.env("LC_ALL", "C");
         Running::start(command, Vec::new())
@@ -173,9 +172,8 @@ fn nodes_that_name_each_other_are_joined_in_any_order_and_after_every_restart() 
     }
     let mut nodes = [0, 1].map(|which| Some(machines.node(which)));
     let mut joined = [1, 1];
-    let restarts =
-        std::env::var("TOMBOLO_RESTARTS").ok().and_then(|text| text.parse().ok()).unwrap_or(sized(5, 50));
-    for round in 0..restarts {
+    let restarts = tombolo_random::amount("TOMBOLO_RESTARTS").unwrap_or(sized(5, 50));
+    for round in 0..restarts as usize {
         for (node, times) in nodes.iter().flatten().zip(joined) {
             joined_times(node, times);
         }

@@ -42,7 +42,6 @@ impl Machine {
     fn start(&self, arguments: &[&str]) -> Running {
         let mut command = Command::new(TOMBOLO);
         command.args(arguments).env("HOME", self.home.path()).env_remove("XDG_CONFIG_HOME");
-        command.env_remove("TOMBOLO_KEY").env_remove("TOMBOLO_ALLOW");
         Running::start(command, Vec::new())
     }
 

@@ -95,9 +95,11 @@ pub fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// Lender `index` of a status.
-fn lender(status: &Value, index: usize) -> &Value {
-    &status["far"]["lenders"][index]
+/// How the last life of a lender is, by a status.
+fn state<'a>(status: &'a Value, of: &Lender) -> &'a str {
+    let lives = status["far"]["lenders"].as_array().expect("a list");
+    let last = lives.iter().rfind(|life| life["address"] == of.address());
+    last.and_then(|life| life["state"].as_str()).unwrap_or("not there")
 }
 
 #[test]
@@ -140,7 +142,7 @@ fn a_lender_is_killed(link: Link, options: &[&str]) {
     lenders[0].start_again("512M");
     // The next life is a lender of its own, and gets the missing copies.
     verifying.wait_until("two copies again", PATIENCE, |status| {
-        status["far"]["one_copy_pages"] == 0 && status["far"]["lenders"].as_array().map(Vec::len) == Some(3)
+        status["far"]["one_copy_pages"] == 0 && count_lives(status) == 3
     });
     lenders[1].node().signal(Signal::KILL);
     std::thread::sleep(Duration::from_secs(1));
@@ -169,7 +171,7 @@ fn the_windows_of_a_dead_lender_are_evacuated() {
     let mut lenders = [(); 2].map(|()| Lender::start(Link::Shm, "512M"));
     let verifying = Verifying::start(64, "16M", &lenders.each_ref(), &[]);
     lenders[0].node().signal(Signal::KILL);
-    verifying.wait_until("nothing is left there", PATIENCE, |status| lender(status, 0)["state"] == "gone");
+    verifying.wait_until("nothing is left there", PATIENCE, |status| state(status, &lenders[0]) == "gone");
     let report = verifying.end();
     assert!(number(&report["far"]["copies_moved"]) > 1000, "{report:#}");
 }
@@ -185,7 +187,7 @@ fn lenders_are_added_and_drained_while_a_program_runs() {
         let either = tombolo(&["lenders", "drain", &verifying.run.pid().to_string(), "lender"]);
         assert!(either.code() == 125 && either.stderr.contains("several lenders"), "{}", either.stderr);
         verifying.lenders(&["drain", first.address()]);
-        verifying.wait_until("drained", PATIENCE, |status| lender(status, 0)["state"] == "gone");
+        verifying.wait_until("drained", PATIENCE, |status| state(status, &first) == "gone");
         first.wait_until_free(PATIENCE);
         let twice = tombolo(&["lenders", "add", &verifying.run.pid().to_string(), second.address()]);
         assert!(twice.code() == 125 && twice.stderr.contains("already"), "{}", twice.stderr);
@@ -202,7 +204,7 @@ fn a_lender_that_ends_is_left_in_time() {
     let mut lenders = [(); 2].map(|()| Lender::start(Link::Udp, "512M"));
     let verifying = Verifying::start(64, "16M", &lenders.each_ref(), &[]);
     lenders[0].node().signal(Signal::TERM);
-    verifying.wait_until("drained", PATIENCE, |status| lender(status, 0)["state"] == "gone");
+    verifying.wait_until("drained", PATIENCE, |status| state(status, &lenders[0]) == "gone");
     let said = format!("lender {} ends in ", lenders[0].address());
     verifying.run.errors_with(&said, PATIENCE);
     assert!(verifying.run.errors().contains("at the latest: what it has is moved to others"));
@@ -218,6 +220,67 @@ fn a_lender_that_ends_is_left_in_time() {
     }
 }
 
+/// SIGTERM of a lender, and the other one is too small for what it has: that is said, and the next one that comes takes it.
+#[test]
+fn a_lender_that_ends_while_the_other_is_full_is_told_of() {
+    needs!("cc");
+    let (mut first, small) = (Lender::start(Link::Udp, "256M"), Lender::start(Link::Udp, "4M"));
+    let verifying = Verifying::start(32, "8M", &[&first, &small], &[]);
+    first.node().signal(Signal::TERM);
+    let said = format!("are to be moved away from lender {}: add one", first.address());
+    verifying.run.errors_with(&said, PATIENCE);
+    let third = Lender::start(Link::Udp, "256M");
+    verifying.lenders(&["add", third.address()]);
+    assert_eq!(first.wait().code(), 0);
+    let report = verifying.end();
+    assert_eq!(report["counters"]["lost_pages"], 0, "{report:#}");
+}
+
+/// Also where there are as many lenders as copies, and one of them is full.
+#[test]
+fn fewer_copies_than_promised_are_told_of() {
+    needs!("cc");
+    let (large, mut small) = (Lender::start(Link::Shm, "256M"), Lender::start(Link::Shm, "4M"));
+    let verifying = Verifying::start(32, "8M", &[&large], &["--copies", "2"]);
+    let said = "there are to be 2 copies of each far page, and 1 lender(s) for them";
+    verifying.run.errors_with(said, PATIENCE);
+    verifying.lenders(&["add", small.address()]);
+    verifying.run.errors_with("MiB that are to have a second copy: add one", PATIENCE);
+    small.node().signal(Signal::KILL);
+    let since = Instant::now();
+    while verifying.run.errors().matches(said).count() < 2 {
+        assert!(since.elapsed() < PATIENCE, "{}", verifying.run.errors());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    verifying.end();
+}
+
+/// Nothing of a lender's lives is left behind: no links, no descriptors.
+#[test]
+fn a_lender_that_is_killed_again_and_again_fills_nothing() {
+    needs!("cc");
+    let (kept, mut killed) = (Lender::start(Link::Udp, "256M"), Lender::start(Link::Shm, "256M"));
+    let verifying = Verifying::start(24, "8M", &[&kept, &killed], &[]);
+    let supervisor = verifying.run.supervisor_pid();
+    let descriptors = || fs::read_dir(format!("/proc/{supervisor}/fd")).unwrap().count();
+    let mut after_each = Vec::new();
+    for round in 0..sized(6, 50) {
+        killed.node().signal(Signal::KILL);
+        verifying.wait_until("gone", PATIENCE, |status| state(status, &killed) == "gone");
+        killed.start_again("256M");
+        verifying.wait_until("back", PATIENCE, |status| {
+            state(status, &killed) == "active" && count_lives(status) == round + 3
+        });
+        after_each.push(descriptors());
+    }
+    let (first, last) = (after_each[0], after_each[after_each.len() - 1]);
+    // Some are open for a moment only.
+    assert!(last < first + 4, "{after_each:?}");
+    let status = verifying.status();
+    assert_eq!(status["far"]["lenders"].as_array().map(Vec::len), Some(3), "{status:#}");
+    verifying.end();
+}
+
 /// A drain that is refused, since there is no other lender, leaves things as they were: the lender is awaited when it dies,
 /// though an earlier life of it was drained. One that is away can be told to stay away.
 #[test]
@@ -226,36 +289,35 @@ fn a_refused_drain_changes_nothing_and_an_absent_lender_can_be_given_up() {
     let (mut first, second) = (Lender::start(Link::Udp, "512M"), Lender::start(Link::Udp, "512M"));
     let verifying = Verifying::start(32, "8M", &[&first, &second], &["--copies", "2"]);
     verifying.lenders(&["drain", first.address()]);
-    verifying.wait_until("drained", PATIENCE, |status| lender(status, 0)["state"] == "gone");
+    verifying.wait_until("drained", PATIENCE, |status| state(status, &first) == "gone");
     verifying.lenders(&["add", first.address()]);
     verifying.wait_until("copied", PATIENCE, |status| {
-        lender(status, 2)["state"] == "active" && status["far"]["one_copy_pages"] == 0
+        state(status, &first) == "active" && status["far"]["one_copy_pages"] == 0
     });
     verifying.lenders(&["drain", second.address()]);
-    verifying.wait_until("drained", PATIENCE, |status| lender(status, 1)["state"] == "gone");
+    verifying.wait_until("drained", PATIENCE, |status| state(status, &second) == "gone");
     // The only one, of which an earlier life was drained.
     let refused = tombolo(&["lenders", "drain", &verifying.run.pid().to_string(), first.address()]);
     assert!(refused.code() != 0 && refused.stderr.contains("add one first"), "{}", refused.stderr);
     verifying.lenders(&["add", second.address()]);
     verifying.wait_until("copied", PATIENCE, |status| {
-        lender(status, 3)["state"] == "active" && status["far"]["one_copy_pages"] == 0
+        state(status, &second) == "active" && status["far"]["one_copy_pages"] == 0
     });
-    let lives = |status: &Value| status["far"]["lenders"].as_array().map_or(0, Vec::len);
     first.node().signal(Signal::KILL);
     first.start_again("512M");
-    verifying.wait_until("dialed again", PATIENCE, |status| lives(status) == 5);
+    verifying.wait_until("dialed again", PATIENCE, |status| count_lives(status) == 5);
     verifying.wait_until("copied", PATIENCE, |status| {
-        lender(status, 4)["state"] == "active" && status["far"]["one_copy_pages"] == 0
+        state(status, &first) == "active" && status["far"]["one_copy_pages"] == 0
     });
     // Away, and given up: it is not dialed any more.
     first.node().signal(Signal::KILL);
-    verifying.wait_until("lost", PATIENCE, |status| lender(status, 4)["state"] != "active");
+    verifying.wait_until("lost", PATIENCE, |status| state(status, &first) != "active");
     verifying.lenders(&["drain", first.address()]);
     first.start_again("512M");
     std::thread::sleep(Duration::from_secs(4));
     // A dial that was under way may have reached it, and then it is drained.
     verifying.wait_until("left alone", PATIENCE, |status| {
-        (4..lives(status)).all(|life| lender(status, life)["state"] == "gone") && lives(status) <= 6
+        state(status, &first) == "gone" && count_lives(status) <= 6
     });
     verifying.end();
 }
@@ -321,7 +383,7 @@ fn a_run_is_seen_while_it_lasts() {
     let of_run = programs.iter().find(|program| program["run_pid"] == verifying.run.pid()).unwrap();
     assert!(number(&of_run["per_s"]["far_faults"]) > 0, "{of_run:#}");
     assert!(number(&of_run["pauses"]["longest_ns"]) > 0, "{of_run:#}");
-    assert!(number(&lender(of_run, 0)["per_s"]["written_bytes"]) > 0, "{of_run:#}");
+    assert!(number(&of_run["far"]["lenders"][0]["per_s"]["written_bytes"]) > 0, "{of_run:#}");
     let text = tombolo(&["top", "--count", "1"]).text();
     assert!(text.contains("verifying") && text.contains(lenders[0].address()), "{text}");
 
@@ -361,8 +423,7 @@ fn scrape(said: &str) -> String {
 #[test]
 fn nothing_is_lost_while_lenders_come_and_go() {
     needs!("cc");
-    let seconds =
-        std::env::var("TOMBOLO_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(sized(10, 180));
+    let seconds = tombolo_random::amount("TOMBOLO_SECONDS").unwrap_or(sized(10, 180));
     let programs = if seconds > 60 { 4 } else { 2 };
     let mut random = Random::for_test(1);
     let mut lenders = [(); 3].map(|()| Lender::start(Link::Udp, "1G"));
@@ -381,7 +442,7 @@ fn nothing_is_lost_while_lenders_come_and_go() {
         for program in &verifying {
             program.wait_until("two copies", PATIENCE, |status| status["far"]["one_copy_pages"] == 0);
         }
-        let lives: Vec<usize> = verifying.iter().map(|program| count_lives(&program.status())).collect();
+        let lives: Vec<u64> = verifying.iter().map(|program| count_lives(&program.status())).collect();
         let index = random.index(lenders.len());
         if kinds.is_empty() {
             kinds.extend(0..5);

@@ -123,12 +123,12 @@ fn each_way_to_execute_a_program_looks_at_it() {
         assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
         let lines: Vec<String> = outcome.text().lines().map(str::to_owned).collect();
         let ran = lines.iter().filter(|line| line.ends_with(" 3")).count();
-        assert_eq!((ran, lines.len()), (12, 12), "{name}: {lines:?}\n{}", outcome.stderr);
+        assert_eq!((ran, lines.len()), (14, 14), "{name}: {lines:?}\n{}", outcome.stderr);
         let unserved = &outcome.report()["unserved"]["executed"];
         if reason.is_empty() {
             assert_eq!(unserved.as_object().map(serde_json::Map::len), Some(0), "{unserved:#}");
         } else {
-            assert_eq!(unserved[reason]["count"], 12, "{unserved:#}");
+            assert_eq!(unserved[reason]["count"], 14, "{unserved:#}");
         }
     }
 }
@@ -158,6 +158,12 @@ fn a_program_that_has_taken_another_user_is_served() {
     let outcome = Program::new(&words).run_on(&[&lender], "16M");
     is_far(&outcome);
     assert_eq!(outcome.stderr, "");
+    // Also where temporary files are root's alone, as in a login with a directory of its own for them.
+    let closed = scratch.file("closed");
+    fs::create_dir_all(format!("{closed}/inner")).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+    let place = format!("{closed}/inner");
+    is_far(&Program::new(&words).variable("TMPDIR", &place).run_on(&[&lender], "16M"));
     // The same of a child that changes by itself, and of its own.
     let line = format!("{} {program} 40; exit $?", setpriv.join(" "));
     is_far(&Program::new(&["sh", "-c", &line]).run_on(&[&lender], "16M"));
@@ -173,33 +179,45 @@ fn other_users_are_not_heard() {
     let lender = Lender::start(Link::Shm, "64M");
     let run = Program::new(&["sh", "-c", "echo $TOMBOLO_PAGER; exec sleep 60"]).start_on(&[&lender], "16M");
     let said = run.output_with("tombolo-pager", Duration::from_secs(60));
-    let socket = said.trim().rsplit(':').next().unwrap().to_owned();
+    let setting: Vec<&str> = said.trim().splitn(4, ':').collect();
+    let (path, abstract_name) = (setting[3], format!("@tombolo-pager-{}", setting[2]));
     let speak = "import socket, sys\n\
                  s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n\
-                 s.connect(sys.argv[1])\n\
+                 s.connect(sys.argv[1].replace('@', chr(0)))\n\
                  try: print(s.recv(100))\n\
                  except ConnectionResetError: print(b'')";
-    let mut command = Command::new("setpriv");
-    command.args([
-        "--reuid",
-        "65534",
-        "--regid",
-        "65534",
-        "--clear-groups",
-        &path_of("python3"),
-        "-c",
-        speak,
-        &socket,
-    ]);
-    let output = command.output().unwrap();
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        "b''\n",
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    for socket in [path, &abstract_name] {
+        let mut command = Command::new("setpriv");
+        let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups"];
+        command.args(user).args([&path_of("python3"), "-c", speak, socket]);
+        let output = command.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "b''\n", "{socket}: {errors}");
+    }
     run.signal(rustix::process::Signal::TERM);
     run.wait(Duration::from_secs(60));
+}
+
+/// Memory is read by an agent's number: were it to execute a set-user-id program, that program's secrets would leave.
+#[test]
+fn an_agent_that_may_gain_privileges_is_not_heard() {
+    needs!("python3");
+    let lender = Lender::start(Link::Shm, "64M");
+    let speak = "import ctypes, os, socket, struct\n\
+                 version, _, _, path = os.environ['TOMBOLO_PAGER'].split(':', 3)\n\
+                 def answer():\n    \
+                     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n    \
+                     s.connect(path)\n    \
+                     s.send(struct.pack('=IIQQQQ', int(version), 0, 4096, 4096, 0, os.getpid()))\n    \
+                     print(len(s.recv(100)), flush=True)\n\
+                 answer()\n\
+                 ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)\n\
+                 answer()";
+    let outcome = Program::new(&["python3", "-c", speak]).run_on(&[&lender], "16M");
+    assert_eq!((outcome.code(), outcome.text().as_str()), (0, "8\n8\n"), "{}", outcome.stderr);
+    let said = |text: &str| outcome.stderr.matches(text).count();
+    assert_eq!(said("may gain privileges"), 1, "{}", outcome.stderr);
+    assert_eq!(said("its hello brought no gate"), 1, "{}", outcome.stderr);
 }
 
 /// The dynamic linker takes paths apart at spaces and colons, and nothing can be loaded from some file systems.

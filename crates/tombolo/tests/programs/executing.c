@@ -11,7 +11,7 @@
 
 extern char **environ;
 static const char *names[] = {"execve",  "execv",  "execvp",  "execvpe",     "execl",       "execlp",
-                              "execle", "fexecve", "posix_spawn", "posix_spawnp", "vfork", "system"};
+                              "execle", "fexecve", "execveat", "execveat of a descriptor", "posix_spawn", "posix_spawnp", "vfork", "system"};
 
 static void execute(unsigned which, char *path, char *name, char **given) {
   switch (which) {
@@ -23,6 +23,13 @@ static void execute(unsigned which, char *path, char *name, char **given) {
   case 5: execlp(name, given[0], given[1], (char *)NULL); break;
   case 6: execle(path, given[0], given[1], (char *)NULL, environ); break;
   case 7: fexecve(open(path, O_RDONLY | O_CLOEXEC), given, environ); break;
+  case 8: {
+    char folder[4200];
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(path, '/') - path), path);
+    execveat(open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC), strrchr(path, '/') + 1, given, environ, 0);
+    break;
+  }
+  case 9: execveat(open(path, O_PATH | O_CLOEXEC), "", given, environ, AT_EMPTY_PATH); break;
   }
   _exit(99);
 }

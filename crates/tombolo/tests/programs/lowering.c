@@ -7,6 +7,7 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <stddef.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -25,6 +26,20 @@ static void forbid_agents(void) {
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
     CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges");
     CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program), "seccomp: %d", errno);
+}
+
+/* Waits until a part of the memory is elsewhere: an agent has moved it out. */
+static void wait_until_moved(char *base, uint64_t pages) {
+    static unsigned char there[1 << 20];
+    CHECK(pages <= sizeof there, "pages");
+    for (int round = 0; round < 3000; round++) {
+        CHECK(!mincore(base, pages * PAGE, there), "mincore: %d", errno);
+        uint64_t resident = 0;
+        for (uint64_t page = 0; page < pages; page++) resident += there[page] & 1;
+        if (resident < pages * 3 / 4) return;
+        usleep(10000);
+    }
+    CHECK(0, "nothing of a child's memory has left");
 }
 
 int main(int count, char **arguments) {
@@ -58,6 +73,7 @@ int main(int count, char **arguments) {
             /* Long enough for it to be noticed that it has no agent: that takes six seconds at most, and more where
              * the supervisor has no processor. */
             if (!strcmp(what, "filter") && round == 2) usleep(10000000);
+            else if (strcmp(what, "filter") && getenv("TOMBOLO_PAGER")) wait_until_moved(own, pages);
             check(own, pages, 9000, round, "the child's own");
             check(base, pages, 0, round - 1, "in the child, again");
             _exit(0);

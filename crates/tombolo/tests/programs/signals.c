@@ -1,6 +1,6 @@
 /* signals receive: says each signal that it and its child in the same group get; the last one ends both.
  * signals drive COMMAND...: starts that in a group of its own and sends signals to it, and to its group. Each must come once, where it was
- * sent. "drive-session": in a session of its own, where one for the group and one for the process alone may become one within 0.1 ms. */
+ * sent. "drive-session": in a session of its own, where one for the process alone is lost if the process has one for the group waiting. */
 #define _GNU_SOURCE
 #include "pattern.h"
 
@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <sys/prctl.h>
 
 #define LAST SIGRTMAX
 #define ROUNDS 400
@@ -86,8 +87,19 @@ static void send_one(pid_t to, int number) { CHECK(!kill(to, number), "%d: %s", 
 
 static bool is_session;
 
-static void pause_between(void) {
-    if (is_session) usleep(5000);
+/* Until the process has taken what was sent to it. */
+static void pause_between(pid_t child) {
+    if (!is_session) return;
+    char name[64], line[256];
+    snprintf(name, sizeof name, "/proc/%d/status", child);
+    for (unsigned long long waiting = 1; waiting;) {
+        FILE *status = fopen(name, "r");
+        CHECK(status, "%s: %s", name, strerror(errno));
+        waiting = 0;
+        while (fgets(line, sizeof line, status)) sscanf(line, "ShdPnd: %llx", &waiting);
+        fclose(status);
+        if (waiting) usleep(100);
+    }
 }
 
 static int drive(char **command) {
@@ -95,6 +107,8 @@ static int drive(char **command) {
     CHECK(!pipe(out), "pipe");
     pid_t child = fork();
     if (child == 0) {
+        /* In a session of its own it would outlive a test that fails. */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (is_session) setsid();
         else setpgid(0, 0);
         dup2(out[1], 1);
@@ -115,7 +129,7 @@ static int drive(char **command) {
         expect('p', number, 0);
         send_one(-child, number);
         expect_both(number);
-        pause_between();
+        pause_between(child);
     }
     uint64_t state = 1;
     for (int round = 0; round < ROUNDS; round++) {
@@ -129,7 +143,7 @@ static int drive(char **command) {
             send_one(-child, number);
             expect_both(number);
         }
-        pause_between();
+        pause_between(child);
     }
     /* Those that wait one behind the other come all, with their values, though nobody waits for them. */
     int alone = 0, together = 0;
@@ -185,7 +199,7 @@ static int drive(char **command) {
         expect('p', SIGUSR2, 0);
         send_one(-child, SIGUSR2);
         expect_both(SIGUSR2);
-        pause_between();
+        pause_between(child);
     }
     send_one(child, LAST);
     int status;

@@ -78,6 +78,7 @@ pub fn json(found: &Found) -> Value {
         "paging": part(&found.faults),
         "reads": part(&found.reads),
         "start": part(&found.start),
+        "forks": part(&found.forks),
         "curves": found.curves.iter().map(curve).collect::<Vec<_>>(),
         "targets": targets::all(found).iter().map(targets::Target::json).collect::<Vec<_>>(),
     })
@@ -194,6 +195,51 @@ fn start_section(page: &mut String, start: &Value) {
     );
 }
 
+fn forks_section(page: &mut String, forks: &Value) {
+    let _ = writeln!(
+        page,
+        "| | dump | 64 writes meanwhile, at most | a write beside a sleeping child | at most | all | local at most |\n\
+         | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    );
+    let mut failures = Vec::new();
+    for row in forks["rows"].as_array().into_iter().flatten() {
+        let name = row["racer"].as_str().unwrap_or_default();
+        let runs = row["runs"].as_array().map_or(&[][..], Vec::as_slice);
+        let of = |field: &str| runs.iter().filter_map(|run| run[field].as_f64()).collect::<Vec<_>>();
+        let middle = |field: &str| tombolo_app::median(&of(field)).unwrap_or(f64::NAN);
+        let worst = |field: &str| of(field).into_iter().fold(f64::NAN, f64::max);
+        for failure in row["failures"].as_array().into_iter().flatten() {
+            let reason = plain_text(failure.as_str().unwrap_or_default());
+            failures.push(format!("\nNot measured: a run of {name}: {reason}.\n"));
+        }
+        if runs.is_empty() {
+            continue;
+        }
+        let peaks = row["peak_bytes"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+        let _ = writeln!(
+            page,
+            "| {name} | {:.2} s | {:.1} ms | {:.2} µs | {:.1} ms | {:.2} s | {} |",
+            middle("dump_s"),
+            worst("dump_worst_ms"),
+            middle("sleeping_us"),
+            worst("sleeping_worst_ms"),
+            middle("wall_s"),
+            peaks.max().map_or_else(|| "-".to_owned(), mebibytes),
+        );
+    }
+    page.push_str(&failures.concat());
+    let bytes = |field: &str| mebibytes(forks[field].as_u64().unwrap_or(0));
+    let _ = writeln!(
+        page,
+        "\nA store of {} with {} local forks a child that reads all of it, as redis does to write itself down, and writes random pages \
+         meanwhile; then it forks one that sleeps, and writes for 2 s, which are among all. What zram had beyond its limit counts as local. Medians and, of waits, the longest of {} runs. The child checks that it \
+         finds what was there at the fork, and the parent what it has written.",
+        bytes("bytes"),
+        bytes("local_bytes"),
+        forks["rounds"],
+    );
+}
+
 fn targets_section(page: &mut String, found: &Found) {
     let _ = writeln!(page, "| compared | measured | target | |\n| --- | ---: | ---: | --- |");
     for target in targets::all(found) {
@@ -279,6 +325,7 @@ pub fn page(found: &Found, no_swap: Option<&str>) -> String {
     part(&mut page, "Faults and random reads", &found.faults, faults_section);
     part(&mut page, "Random reads, not pinned", &found.reads, reads_section);
     part(&mut page, "Starting", &found.start, start_section);
+    part(&mut page, "Forking", &found.forks, forks_section);
     page.push_str("\n### Slowdown curves\n");
     if let Some(reason) = no_swap {
         let _ = writeln!(page, "\nKernel swap on zram was not measured: {reason}.");
@@ -389,6 +436,13 @@ mod tests {
                 json!({ "rows": rows, "rounds": 2, "seconds": 4.0, "bytes": 1 << 20, "local_bytes": 1 << 20 }),
             ),
             start: Ok(json!({ "beyond_connecting_s": 0.02, "rounds": 3 })),
+            forks: Ok(json!({
+                "bytes": 1 << 28, "local_bytes": 1 << 27, "rounds": 1,
+                "rows": [
+                    { "racer": "zram", "runs": [], "failures": ["needs root"] },
+                    { "racer": "tombolo", "runs": [{ "dump_s": 0.5, "dump_worst_ms": 3.0 }], "peak_bytes": [1 << 27] },
+                ],
+            })),
             curves: vec![Err("redis: there is no redis-server".into()), Ok(curve)],
         };
         let page = page(&found, Some("no root"));
@@ -398,6 +452,9 @@ mod tests {
             "Not measured: a run of kernel swap on zram, threads 2: needs root.",
             "| bare pager | - |",
             "20.0 ms beyond connecting",
+            "Not measured: a run of zram: needs root.",
+            "| tombolo | 0.50 s | 3.0 ms |",
+            "| 128 MiB |",
             "Not measured: redis: there is no redis-server.",
             "#### a walk",
             "| within the limit | 1.50 s | 1.50 | 3.00 s |",

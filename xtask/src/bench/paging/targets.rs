@@ -152,6 +152,7 @@ mod tests {
             faults: Ok(json!({ "targets": [{ "name": "  a / b", "ratio": 1.0, "target": 1.1 }] })),
             reads: Ok(json!({ "rows": rows })),
             start: Ok(json!({ "beyond_connecting_s": 0.06 })),
+            forks: Err("not asked for".to_owned()),
             curves: vec![
                 Err("redis: none".into()),
                 Ok(Curve {
@@ -179,7 +180,13 @@ mod tests {
             ]
         );
         let nothing = || Err("not asked for".to_owned());
-        let found = Found { faults: nothing(), reads: nothing(), start: nothing(), curves: Vec::new() };
+        let found = Found {
+            faults: nothing(),
+            reads: nothing(),
+            start: nothing(),
+            forks: nothing(),
+            curves: Vec::new(),
+        };
         assert_eq!(all(&found), []);
     }
 }

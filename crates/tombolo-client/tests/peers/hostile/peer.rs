@@ -138,7 +138,7 @@ impl Peer<'_> {
                 }
             }
             6 => Packet::Nack(Nack { transaction, generation, attempt, refusal: self.refusal() }),
-            7 => Packet::Resume(Resume { transaction, generation, domain }),
+            7 => Packet::Resume(Resume { transaction, generation, attempt, domain }),
             8..=9 => {
                 let watermark = RequestId(request.0.wrapping_sub(self.random.below(600) as u32));
                 Packet::ReadRequest(ReadRequest {

@@ -298,13 +298,16 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// The page is there (FAULT §3.2.3): obeyed for the current generation and
-    /// the block's own domain only.
+    /// The page is there (FAULT §3.2.3): obeyed for the current generation and the block's own domain
+    /// only. While bytes of the block are on their way, only for that attempt: one that is late would send all of them twice.
     pub(crate) fn resume(&mut self, now: Time, id: PeerId, resume: &Resume) {
         let slot = self.current(id, resume.transaction, resume.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             let domain = self.transfers.entries[transaction.transfer as usize].spec.domain;
+            // What asks whether they are placed carries none, and is not counted.
+            let sends_bytes = transaction.place == Place::Timeout && transaction.counted;
             domain == resume.domain
+                && (transaction.attempt == resume.attempt || !sends_bytes)
                 && transaction.state.is_open()
                 && matches!(transaction.place, Place::Timeout | Place::DelayFault | Place::DelayPlacing)
         });

@@ -6,7 +6,8 @@
 //! slots of the table meanwhile, so it waits only while there is room for others: while less than a quarter of
 //! the table is free, and silent peers hold more than a quarter, their answers that hold slots end, too, the oldest
 //! first. Until something is heard of a silent peer again, its blocks get one slot at a time: enough to find out that
-//! it answers. So however many peers with a path are stopped, the others go on after [`Config::give_up_ns`]. A peer without a
+//! it answers. So the others go on after [`Config::give_up_ns`]; where more peers with a path are stopped than a quarter of the table has slots,
+//! once more this long for each further quarter: whether a peer answers is known when something was sent to it. A peer without a
 //! path is not silent, whatever it holds: what it has asked for waits until its link is lost, since a network that is
 //! down for less than that may cost nobody anything.
 //!

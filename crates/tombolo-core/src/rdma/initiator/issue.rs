@@ -395,7 +395,7 @@ impl Initiator {
         transaction.place = Place::Timeout;
         path.timeouts.push_back(&mut self.table.chain, slot);
         let timeout_ns = peer.timeout_ns(place, &self.config);
-        self.arm(now.after_ns(timeout_ns));
+        self.arm(self.config.retransmission.due(now, timeout_ns));
         self.refresh(block.peer);
         true
     }
@@ -435,7 +435,7 @@ impl Initiator {
         path.timeouts.push_back(&mut self.table.chain, slot);
         let timeout_ns = peer.timeout_ns(place, &self.config);
         let path = PathId(transaction.path);
-        self.arm(now.after_ns(timeout_ns));
+        self.arm(self.config.retransmission.due(now, timeout_ns));
         self.refresh(id);
         path
     }

@@ -99,7 +99,7 @@ impl Initiator {
         peer.asked.push_back(&mut self.transfers.chain, index);
         let timeout_ns = peer.read_timeout_ns(&self.config);
         self.counters.reads_sent += 1;
-        self.arm(now.after_ns(timeout_ns));
+        self.arm(self.config.retransmission.due(now, timeout_ns));
         Some(Action::Send { peer: id, path, packet })
     }
 

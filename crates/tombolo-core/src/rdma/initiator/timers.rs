@@ -110,7 +110,7 @@ impl Initiator {
                 break;
             };
             let sent_at = self.table.entries[slot as usize].sent_at;
-            if sent_at.after_ns(timeout_ns) > now {
+            if self.config.retransmission.due(sent_at, timeout_ns) > now {
                 break;
             }
             if peer.is_loopback || self.table.entries[slot as usize].reading {
@@ -197,7 +197,7 @@ impl Initiator {
                 break;
             };
             let transfer = &mut self.transfers.entries[index as usize];
-            if transfer.asked_at.after_ns(timeout_ns) > now {
+            if self.config.retransmission.due(transfer.asked_at, timeout_ns) > now {
                 break;
             }
             if !doubled {
@@ -281,7 +281,8 @@ impl Initiator {
             let Some(slot) = path.timeouts.front() else { continue };
             let transaction = &self.table.entries[slot as usize];
             debug_assert!(transaction.place == Place::Timeout);
-            wake = wake.min(transaction.sent_at.after_ns(peer.timeout_ns(place, &self.config)));
+            let timeout_ns = peer.timeout_ns(place, &self.config);
+            wake = wake.min(self.config.retransmission.due(transaction.sent_at, timeout_ns));
             if self.config.fast_retransmit
                 && !peer.is_loopback
                 && let Some(slot) = self.table.first_overtaken(path.timeouts, path.answered_order)
@@ -295,7 +296,8 @@ impl Initiator {
         }
         if let Some(index) = peer.asked.front() {
             let asked_at = self.transfers.entries[index as usize].asked_at;
-            wake = wake.min(asked_at.after_ns(peer.read_timeout_ns(&self.config)));
+            let timeout_ns = peer.read_timeout_ns(&self.config);
+            wake = wake.min(self.config.retransmission.due(asked_at, timeout_ns));
             if let Some(due) = self.overtaken_read_due(peer, index) {
                 wake = wake.min(due);
             }

@@ -281,6 +281,8 @@ impl Responder {
             return;
         };
         if entry.phase == Phase::Receiving && !entry.is_whole() && entry.refused.is_none() {
+            // The newest transmission that has come in part: what of it was dropped, because an earlier one was still being
+            // placed, has to come again, too. One that is on its way needs none.
             let (domain, attempt) = (entry.domain, entry.attempt);
             self.reply(peer, slot, generation, attempt, Reply::Resume(domain));
         }
@@ -350,7 +352,7 @@ impl Responder {
             Reply::Ack { bytes_only } => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
             Reply::Nack(refusal) => Packet::Nack(Nack { transaction, generation, attempt, refusal }),
             Reply::Receipt => Packet::Receipt(Receipt { transaction, generation, attempt }),
-            Reply::Resume(domain) => Packet::Resume(Resume { transaction, generation, domain }),
+            Reply::Resume(domain) => Packet::Resume(Resume { transaction, generation, attempt, domain }),
         };
         Some(Action::Send { peer, path: entry.path, packet })
     }

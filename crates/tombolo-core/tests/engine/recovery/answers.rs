@@ -2,7 +2,7 @@
 
 use tombolo_core::rdma::{Action, Block, Config, Direction, Time, TransferError, Verdict};
 use tombolo_wire::{
-    Ack, Acks, Attempt, DataHeader, NackCode, Packet, ReadReject, RequestId, Resume, TransactionId,
+    Ack, Acks, Attempt, DataHeader, NackCode, Packet, ReadReject, Receipt, RequestId, Resume, TransactionId,
 };
 
 use super::by_hand::{SECOND, ack, arrive, data, engine, nack, next_block, piece, place, status, transfer};
@@ -116,6 +116,7 @@ fn a_resume_is_obeyed_only_for_the_blocks_own_domain_and_generation() {
     let mut resume = Resume {
         transaction: block.transaction,
         generation: block.generation,
+        attempt: block.attempt,
         domain: tombolo_wire::Domain(DOMAIN.0 + 1),
     };
     let _ = engine.handle(Time(2), OTHER, &Packet::Resume(resume));
@@ -125,8 +126,45 @@ fn a_resume_is_obeyed_only_for_the_blocks_own_domain_and_generation() {
     let _ = engine.handle(Time(2), OTHER, &Packet::Resume(resume));
     assert_eq!(next_block(&mut engine, Time(2)), None);
     resume.generation = block.generation;
+    // A block that is paused goes again, whatever came of it last.
+    resume.attempt = block.attempt.next();
     let _ = engine.handle(Time(3), OTHER, &Packet::Resume(resume));
     assert!(next_block(&mut engine, Time(3)).is_some());
+}
+
+/// The receiver has the bytes, and is asked whether they are placed: that its page has come is news, though the question is a
+/// transmission of its own.
+#[test]
+fn a_resume_that_crosses_a_question_is_obeyed() {
+    let mut engine = engine(Config::default());
+    engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
+    let Block { transaction, generation, attempt, domain, .. } =
+        next_block(&mut engine, Time(0)).expect("a block");
+    let _ = engine.handle(Time(1), OTHER, &Packet::Receipt(Receipt { transaction, generation, attempt }));
+    let now = engine.deadline().expect("a question");
+    engine.expire(now);
+    while engine.poll(now).is_some() {}
+    let resume = Packet::Resume(Resume { transaction, generation, attempt, domain });
+    let _ = engine.handle(now, OTHER, &resume);
+    let again = next_block(&mut engine, now).expect("the bytes");
+    assert_eq!((again.transaction, again.length_bytes), (transaction, 100));
+}
+
+#[test]
+fn a_late_resume_does_not_send_a_block_that_is_on_its_way_again() {
+    let mut engine = engine(Config::default());
+    engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
+    let block = next_block(&mut engine, Time(0)).expect("a block");
+    let _ = engine.handle(Time(1), OTHER, &nack(&block, NackCode::SlaveError));
+    let now = engine.deadline().expect("the end of the pause");
+    engine.expire(now);
+    let again = next_block(&mut engine, now).expect("the pause is over");
+    assert_eq!(again.attempt, block.attempt.next());
+    let Block { transaction, generation, attempt, domain, .. } = block;
+    let late = Packet::Resume(Resume { transaction, generation, attempt, domain });
+    let _ = engine.handle(now, OTHER, &late);
+    assert_eq!(next_block(&mut engine, now), None);
+    assert_eq!((engine.counters().resumes, engine.counters().stale_answers), (0, 1));
 }
 
 #[test]

@@ -132,7 +132,7 @@ fn no_answer_keeps_a_transfer_open_for_ever() {
                     BytesOnly | BytesOnlyWithout => {
                         Packet::Ack(Ack { transaction, generation: of, attempt, bytes_only: true })
                     }
-                    _ => Packet::Resume(Resume { transaction, generation: of, domain: DOMAIN }),
+                    _ => Packet::Resume(Resume { transaction, generation: of, attempt, domain: DOMAIN }),
                 };
                 now = now.after_ns(1000);
                 let _ = engine.handle(now, OTHER, &packet);

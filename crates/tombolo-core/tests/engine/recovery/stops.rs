@@ -94,10 +94,10 @@ fn a_process_that_was_stopped_does_not_blame_its_peer() {
             bench.post(0, direction, 100_000, true, None).expect("memory").expect("room");
         }
         bench.drain();
-        bench.now = bench.now.after_ns(stopped_ns);
+        bench.skip_to(bench.now().after_ns(stopped_ns));
         for _ in 0..2 {
-            bench.engines[0].expire(bench.now);
-            bench.now = bench.now.after_ns(1);
+            bench.engines[0].expire(bench.now());
+            bench.skip_to(bench.now().after_ns(1));
         }
         bench.settle(SECOND);
         assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
@@ -107,13 +107,13 @@ fn a_process_that_was_stopped_does_not_blame_its_peer() {
             bench.cut_wire(0);
             bench.cut_wire(1);
             bench.post(0, Direction::Write, 100, false, None).expect("memory").expect("room");
-            let (start, number) = (bench.now, bench.watched.len() - 1);
+            let (start, number) = (bench.now(), bench.watched.len() - 1);
             while bench.watched[number].status.is_none() {
                 assert!(bench.step());
-                bench.now = bench.now.after_ns(pause_ns);
+                bench.skip_to(bench.now().after_ns(pause_ns));
             }
             assert_eq!(bench.watched[number].status, Some(Err(TransferError::PeerUnreachable)));
-            let waited_ns = bench.now.since_ns(start);
+            let waited_ns = bench.now().since_ns(start);
             assert!((5 * SECOND..15 * SECOND).contains(&waited_ns), "{waited_ns}");
         }
     }

@@ -1,6 +1,6 @@
-//! Every interleaving of one producer and one consumer, by loom:
-//! `RUSTFLAGS="--cfg loom" cargo test -p tombolo-host --release --lib loom_tests`
-//! takes a few minutes; `LOOM_MAX_PREEMPTIONS=4` in front, less than a second.
+//! Every interleaving of one producer and one consumer, by loom: `cargo xtask test` runs those with four preemptions at most, in a second, and
+//! `--full` all of them, in a few minutes. By hand:
+//! `RUSTFLAGS="--cfg loom" cargo test -p tombolo-host --lib loom_tests`
 //!
 //! The "bytes" are loom cells, which fail the test if both sides touch one at the same time; a
 //! "system call" that wakes is a counter that the sleeper waits on.

@@ -81,6 +81,7 @@ impl FarStore {
                 let Some(lender) = self.lender(lender) else { return };
                 let address = lender.address().to_string();
                 self.notify(FarEvent::LenderDrained { lender: address });
+                self.forget_if_gone(&lender);
             }
         }
     }

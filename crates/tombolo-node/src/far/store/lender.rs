@@ -11,7 +11,7 @@ use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, LossReason};
 
-use super::{FarStore, PAGE_BYTES, WARM_BYTES, no_thread};
+use super::{FarStore, PAGE_BYTES, Said, WARM_BYTES, no_thread};
 use crate::driver::node::Node;
 use crate::driver::path_maintainer::{PathLossSink, PathMaintainer};
 use crate::fabric::connection::Connection;
@@ -84,6 +84,8 @@ pub(super) struct Lender {
     pub(super) is_end_told: AtomicBool,
     /// Pages that it lends or would lend to this node, as far as is known.
     pub(super) lendable_pages: AtomicU64,
+    /// Its thread waits for its answer to a request for memory.
+    pub(super) is_asked_for_memory: AtomicBool,
 }
 
 impl Lender {
@@ -239,6 +241,7 @@ impl FarStore {
                 ends_within_s: AtomicU64::new(0),
                 is_end_told: AtomicBool::new(false),
                 lendable_pages: AtomicU64::new(free),
+                is_asked_for_memory: AtomicBool::new(false),
             });
             let mut more = (**lenders).clone();
             more.push(lender.clone());
@@ -269,16 +272,22 @@ impl FarStore {
         let alive: Vec<_> = lenders.iter().filter(|lender| !lender.is_lost()).collect();
         let hosts: std::collections::BTreeSet<u64> =
             alive.iter().map(|lender| host_of(lender.address())).collect();
-        if self.copies > 1 && alive.len() > 1 && hosts.len() < 2 {
-            self.say_once("all lenders are on one machine: its end takes both copies of every page".into());
+        if let [first, _, ..] = &alive[..]
+            && self.copies > 1
+            && hosts.len() < 2
+        {
+            let text = "all lenders are on one machine: its end takes both copies of every page";
+            self.say_once(Said::OneHost, first, text.into());
         }
     }
 
     /// Carries out a job of a lender, on its thread.
-    fn ask_lender(&self, lender: &Arc<Lender>, job: Job) {
+    pub(super) fn ask_lender(&self, lender: &Arc<Lender>, job: Job) {
         match job {
             Job::Borrow { pages } => {
+                lender.is_asked_for_memory.store(true, Ordering::Relaxed);
                 let answer = self.borrow(lender, pages);
+                lender.is_asked_for_memory.store(false, Ordering::Relaxed);
                 if let Err(Refused::HasOnly(free_pages)) = answer {
                     let borrowed =
                         self.store.lock().lender(lender.id).map_or(0, |status| status.borrowed_pages);
@@ -340,13 +349,13 @@ impl FarStore {
                 return Err(Refused::HasOnly(u32::try_from(free_bytes / PAGE_BYTES).unwrap_or(0)));
             }
             Ok((other, _)) => {
-                self.say_once(refused(address, other).to_string());
+                self.say_once(Said::Refused, lender, refused(address, other).to_string());
                 return Err(none);
             }
             // Its loss is told.
             Err(_) if lender.is_lost() || lender.peer.loss().is_some() => return Err(none),
             Err(error) => {
-                self.say_once(error.to_string());
+                self.say_once(Said::NotAsked, lender, error.to_string());
                 return Err(none);
             }
         };
@@ -367,7 +376,8 @@ impl FarStore {
             let memory = match opened {
                 Ok(memory) => memory,
                 Err(reason) => {
-                    self.say_once(BorrowError::WrongSegment { lender: address.clone(), reason }.to_string());
+                    let wrong = BorrowError::WrongSegment { lender: address.clone(), reason };
+                    self.say_once(Said::NotUsable, lender, wrong.to_string());
                     let request = Request::Release { segment: segment as u16 };
                     let _ = self.node.ask(&lender.peer, request, timing::BORROW_TIMEOUT);
                     return Err(none);
@@ -383,7 +393,7 @@ impl FarStore {
             let mut windows = lender.windows.lock();
             if windows.contains_key(&segment) {
                 drop(windows);
-                self.say_once(twice(address, segment));
+                self.say_once(Said::Twice, lender, twice(address, segment));
                 return Err(none);
             }
             self.windows.write().insert(base, window.clone());
@@ -401,7 +411,7 @@ impl FarStore {
         let mut segments = lender.segments.lock();
         if segments.contains(&segment) {
             drop(segments);
-            self.say_once(twice(address, segment));
+            self.say_once(Said::Twice, lender, twice(address, segment));
             return Err(none);
         }
         segments.push(segment);

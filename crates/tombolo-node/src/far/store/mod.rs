@@ -32,7 +32,7 @@ use tombolo_link::{Address, Link, LossReason, Security};
 use crate::driver::node::{Node, NodeEvent, NodeEvents, Owner};
 use crate::fabric::connection::Connection;
 use crate::far::asking::BorrowError;
-use crate::far::front::FarEvent;
+use crate::far::front::{FarEvent, FarLender};
 use crate::lending::ledger::LendError;
 
 use lender::{Lender, Window};
@@ -97,7 +97,7 @@ pub struct FarStore {
     /// Events of the node are dealt with in their order.
     in_order: Mutex<()>,
     store: Mutex<Store>,
-    /// By their number in the store.
+    /// In the order of their numbers in the store, without those that are gone for good.
     lenders: RwLock<Arc<Vec<Arc<Lender>>>>,
     /// By their first address.
     windows: RwLock<BTreeMap<u64, Arc<Window>>>,
@@ -125,7 +125,26 @@ pub struct FarStore {
     /// How lenders are dialed and asked whether they were started again, where they may be.
     security: OnceLock<Security>,
     members: Mutex<Members>,
-    said: Mutex<HashSet<String>>,
+    said: Mutex<HashSet<(Said, Address)>>,
+    /// It was said that no lender has room for copies that are wanted.
+    is_full_told: AtomicBool,
+    /// What lenders did that are gone, of all lives at one address.
+    gone: Mutex<BTreeMap<String, FarLender>>,
+}
+
+/// What is told of a lender once, whatever its text: a lender that answers in ever other words fills nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Said {
+    /// It refuses to lend.
+    Refused,
+    /// It could not be asked.
+    NotAsked,
+    /// What it has lent cannot be used.
+    NotUsable,
+    /// It has lent a segment that it had lent before.
+    Twice,
+    /// All are on its machine.
+    OneHost,
 }
 
 impl std::fmt::Debug for FarStore {
@@ -235,6 +254,8 @@ impl FarStore {
             security: OnceLock::new(),
             members: Mutex::default(),
             said: Mutex::default(),
+            is_full_told: AtomicBool::new(false),
+            gone: Mutex::default(),
         });
         let weak = Arc::downgrade(&store);
         let service = std::thread::Builder::new()
@@ -289,15 +310,44 @@ impl FarStore {
         self.events.push(event);
     }
 
-    /// Tells the user something, once.
-    fn say_once(&self, text: String) {
-        if self.said.lock().insert(text.clone()) {
+    /// Tells the user something of a lender, once.
+    fn say_once(&self, what: Said, lender: &Lender, text: String) {
+        let is_new = self.said.lock().insert((what, lender.address().clone()));
+        if is_new {
             self.notify(FarEvent::Notice(text));
         }
     }
 
+    /// `None`: it is gone for good, or was never there.
     fn lender(&self, id: LenderId) -> Option<Arc<Lender>> {
-        self.lenders().get(id.0 as usize).cloned()
+        let lenders = self.lenders();
+        lenders.binary_search_by_key(&id, |lender| lender.id).ok().map(|index| lenders[index].clone())
+    }
+
+    /// A lender that is lost, and of which nothing is used any more, leaves the list and the node; what it did is kept with its earlier
+    /// lives. So one that is started again and again fills nothing.
+    fn forget_if_gone(&self, lender: &Lender) {
+        let status = self.store.lock().lender(lender.id);
+        let Some(status) = status.filter(|status| status.is_drained && lender.is_lost()) else { return };
+        {
+            let mut lenders = self.lenders.write();
+            let Ok(index) = lenders.binary_search_by_key(&lender.id, |known| known.id) else { return };
+            let mut left = (**lenders).clone();
+            left.remove(index);
+            *lenders = Arc::new(left);
+            let address = lender.address().to_string();
+            let mut gone = self.gone.lock();
+            let known = gone.entry(address.clone()).or_insert_with(|| FarLender::new(address));
+            known.name = lender.name();
+            known.traffic.pages_read += status.traffic.pages_read;
+            known.traffic.pages_written += status.traffic.pages_written;
+        }
+        // The lock ends with the statement.
+        let windows = std::mem::take(&mut *lender.windows.lock());
+        for window in windows.into_values() {
+            self.windows.write().remove(&window.base());
+        }
+        self.node.forget(&lender.peer);
     }
 
     /// Drives the node, and deals with what came of it.
@@ -343,7 +393,12 @@ impl FarStore {
         self.members.lock().roster.lost(lender.id);
         if lender.is_windowed && self.dead_windows == DeadWindows::GiveUp {
             for window in lender.windows.lock().values() {
-                let _ = window.memory.make_inaccessible();
+                if let Err(error) = window.memory.make_inaccessible() {
+                    self.notify(FarEvent::Notice(format!(
+                        "memory of lender {} could not be given up: {error}",
+                        lender.address()
+                    )));
+                }
             }
         }
         self.carry_out();
@@ -358,5 +413,6 @@ impl FarStore {
             self.notify(FarEvent::LinksChanged);
         }
         lender.end_threads();
+        self.forget_if_gone(&lender);
     }
 }

@@ -56,7 +56,7 @@ impl FarMemory for FarStore {
     }
 
     fn is_windowed(&self) -> bool {
-        self.lenders().iter().all(|lender| lender.is_windowed)
+        self.lenders().iter().filter(|lender| !lender.is_lost()).all(|lender| lender.is_windowed)
     }
 
     fn warm(&self, address: u64) {
@@ -161,6 +161,11 @@ impl FarMemory for FarStore {
         }
     }
 
+    fn finish_losses(&self) {
+        // A loss is dealt with while this is locked: its pages are lost before it is told.
+        drop(self.in_order.lock());
+    }
+
     fn in_flight(&self) -> u64 {
         self.in_flight.load(Ordering::Acquire)
     }
@@ -188,11 +193,13 @@ impl FarMemory for FarStore {
 
     fn status(&self) -> FarStatus {
         let lenders = self.lenders();
-        let mut lendable: u64 = 0;
+        let (mut lendable, mut largest) = (0, 0);
         let list = lenders.iter().map(|lender| {
             let status = self.store.lock().lender(lender.id);
             if status.is_some_and(|status| status.state == LenderState::Active) {
-                lendable += lender.lendable_pages.load(Ordering::Relaxed);
+                let pages = lender.lendable_pages.load(Ordering::Relaxed);
+                lendable += pages;
+                largest = largest.max(pages);
             }
             FarLender {
                 name: lender.name(),
@@ -203,8 +210,13 @@ impl FarMemory for FarStore {
                 traffic: status.map(|status| status.traffic).unwrap_or_default(),
             }
         });
-        let list = list.collect();
-        let most = lendable / u64::from(self.copies);
+        let mut list: Vec<FarLender> = list.collect();
+        list.splice(0..0, self.gone.lock().values().cloned());
+        let most = match self.copies {
+            1 => lendable,
+            // The second copies have to be at others than the largest.
+            _ => (lendable / 2).min(lendable - largest),
+        };
         let store = self.store.lock();
         FarStatus {
             used_pages: u64::from(store.used()),
@@ -215,6 +227,7 @@ impl FarMemory for FarStore {
             degraded_pages: store.degraded(),
             copies_waiting: store.copies_waiting(),
             counters: store.counters(),
+            lives: store.lives(),
             lenders: list,
         }
     }

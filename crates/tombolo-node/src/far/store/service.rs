@@ -12,7 +12,7 @@ use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, LossReason};
 
 use super::lender::Job;
-use super::{DeadWindows, FarStore, Lender};
+use super::{DeadWindows, FarStore, Lender, PAGE_BYTES};
 use crate::driver::node::Node;
 use crate::fabric::neighbourhood;
 use crate::far::asking::BorrowError;
@@ -88,6 +88,7 @@ impl FarStore {
             }
         }
         drop(members);
+        self.is_full_told.store(false, Ordering::Relaxed);
         self.note_if_lost(lender);
     }
 
@@ -160,7 +161,12 @@ impl FarStore {
             if !is_active {
                 return;
             }
-            store.drain(lender).is_ok()
+            let has_begun = store.drain(lender).is_ok();
+            if let Some(lender) = self.lender(lender).filter(|_| has_begun) {
+                let within = Duration::from_secs(lender.ends_within_s.load(Ordering::Relaxed));
+                store.ends_at(lender.id, self.now_ns().saturating_add(within.as_nanos() as u64));
+            }
+            has_begun
         };
         if !has_begun {
             // It comes again, for as long as the lender is there.
@@ -196,7 +202,7 @@ impl FarStore {
                 None => return,
                 Some(RosterAction::AskWhetherEnding(_, lender)) => {
                     if let Some(lender) = self.lender(lender) {
-                        lender.give(Job::AskWhetherEnding);
+                        self.ask_whether_ending(&lender);
                     }
                 }
                 Some(RosterAction::Leave(lender)) => self.leave(lender),
@@ -224,6 +230,22 @@ impl FarStore {
                     }
                 }
             }
+        }
+    }
+
+    /// Asks a lender whether it is about to end: on its thread, or on another while that one waits for memory, which may be long.
+    fn ask_whether_ending(self: &Arc<Self>, lender: &Arc<Lender>) {
+        if !lender.is_asked_for_memory.load(Ordering::Relaxed) {
+            return lender.give(Job::AskWhetherEnding);
+        }
+        let (weak, asked) = (Arc::downgrade(self), lender.clone());
+        let started = std::thread::Builder::new().name("probe".into()).spawn(move || {
+            if let Some(store) = weak.upgrade() {
+                store.ask_lender(&asked, Job::AskWhetherEnding);
+            }
+        });
+        if started.is_err() {
+            lender.give(Job::AskWhetherEnding);
         }
     }
 
@@ -279,6 +301,7 @@ impl FarStore {
             }
         }
         self.carry_out();
+        self.note_copies_without_room();
         self.drive(Node::pump);
         // What the roster wants is done within `WINDOWS_MAX_SLEEP` of its time.
         let deadline = self.store.lock().next_deadline();
@@ -316,15 +339,44 @@ impl FarStore {
         self.carry_out();
     }
 
-    /// Whether another lender answers, and is to stay. Where there is none, nothing is won by giving up one whose memory is here: a link
-    /// by shared memory is lost only by the end of its process.
+    /// Whether other lenders that answer, and are to stay, have room for what one has. Where they have not, nothing is won by giving up one
+    /// whose memory is here: a link by shared memory is lost only by the end of its process.
     fn has_another(&self, id: LenderId) -> bool {
         let lenders = self.lenders();
         let store = self.store.lock();
-        lenders.iter().filter(|lender| lender.id != id && !lender.is_lost()).any(|lender| {
-            let status = store.lender(lender.id);
-            status.is_some_and(|status| status.state == LenderState::Active && !status.is_suspect)
-        })
+        let room_pages = |lender: &Arc<Lender>| {
+            let status = store.lender(lender.id)?;
+            let is_well = status.state == LenderState::Active && !status.is_suspect;
+            let lendable_pages = lender.lendable_pages.load(Ordering::Relaxed).max(status.borrowed_pages);
+            is_well.then(|| lendable_pages.saturating_sub(status.used_pages))
+        };
+        let others = lenders.iter().filter(|lender| lender.id != id && !lender.is_lost());
+        let room_pages: u64 = others.filter_map(room_pages).sum();
+        room_pages > store.lender(id).map_or(0, |status| status.used_pages)
+    }
+
+    /// Says once, until a lender comes, that copies are wanted for which no lender has room.
+    fn note_copies_without_room(&self) {
+        if self.is_full_told.load(Ordering::Relaxed) {
+            return;
+        }
+        let (pages, used) = {
+            let store = self.store.lock();
+            (store.without_room(), u64::from(store.used()))
+        };
+        // Slots that come and go are not worth a word.
+        if pages == 0 || pages < used / 256 || self.is_full_told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let is_leaving = |lender: &&Arc<Lender>| matches!(self.state_of(lender.id), "draining" | "dead");
+        let why = match self.lenders().iter().find(is_leaving) {
+            Some(lender) => format!("are to be moved away from lender {}", lender.address()),
+            None => "are to have a second copy".to_owned(),
+        };
+        self.notify(FarEvent::Notice(format!(
+            "the lenders have no room for {} MiB that {why}: add one (`tombolo lenders add`)",
+            (pages * PAGE_BYTES).div_ceil(1 << 20)
+        )));
     }
 
     /// Fewer lenders than copies: the end of one would lose what it has.

@@ -59,9 +59,13 @@ impl Workload for Sort {
         "GNU sort, which touches all of its memory again and again"
     }
 
+    fn has_other_output_in_group(&self) -> bool {
+        true
+    }
+
     fn run(&self, demo: &Demo<'_>, place: &Place<'_>) -> Result<Ran, Failure> {
         // It writes no file, whose cached pages would be charged to its cgroup; and in a full one a pipe has no room.
-        let is_kept = !matches!(place, Place::Group(_));
+        let is_kept = !matches!(place, Place::Group(_) | Place::PlainBesideGroup);
         let mut command = demo.command(place, "sort".as_ref())?;
         // In C order every byte counts; with one thread the times can be compared.
         command.env("LC_ALL", "C").args([BUFFER, "--parallel=1", "--temporary-directory"]);

@@ -352,6 +352,7 @@ pub fn able(programs: &[&str]) -> bool {
     static PAGING: OnceLock<Option<String>> = OnceLock::new();
     let unable = PAGING.get_or_init(|| {
         let doctor = tombolo(&["doctor"]);
+        assert!([0, 1].contains(&doctor.code()), "doctor itself fails: {}{}", doctor.text(), doctor.stderr);
         (doctor.code() != 0).then(|| doctor.text())
     });
     let missing = programs.iter().find(|name| find(name).is_none());

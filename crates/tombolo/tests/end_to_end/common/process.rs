@@ -43,6 +43,9 @@ impl Collected {
             while !reader.is_finished() && since.elapsed() < Duration::from_secs(5) {
                 thread::sleep(Duration::from_millis(5));
             }
+            if !reader.is_finished() {
+                eprintln!("somebody still holds its output: this is what came until now");
+            }
         }
         self.so_far()
     }
@@ -70,6 +73,12 @@ impl Running {
         let name = format!("{command:?}");
         if command.get_envs().all(|(variable, _)| variable != "TOMBOLO_RUNTIME_DIR") {
             command.env("TOMBOLO_RUNTIME_DIR", runtime_directory());
+        }
+        // What the developer's shell tells the product is not for tests.
+        for variable in ["TOMBOLO_LOG", "TOMBOLO_KEY", "TOMBOLO_ALLOW"] {
+            if command.get_envs().all(|(given, _)| given != variable) {
+                command.env_remove(variable);
+            }
         }
         // Where the runner ends this test, what it has started must not stay.
         tombolo_host::process::end_with_this_thread(&mut command);

@@ -1,18 +1,20 @@
 //! The wires between the two nodes, a path each: how long they are, what they
 //! lose, and whether they are cut.
 
-use super::{Bench, OTHER};
+use super::{Bench, OTHER, wire_part};
+use crate::kernel;
 use tombolo_core::rdma::{PathId, Time};
 
 /// One wire, both ways.
 #[derive(Clone, Copy, Debug)]
 pub struct Wire {
+    /// How long a packet is under way.
     pub delay_ns: u64,
     /// Chance that it loses a packet, in millionths; apart from [`super::Faults`].
     pub loss: u64,
-    /// Nanoseconds a byte takes, in thousandths, and the bytes that wait for their turn; beyond
-    /// that they are lost. Apart from [`super::Faults`].
+    /// Picoseconds that a byte takes. Apart from [`super::Faults`].
     pub byte_picos: u64,
+    /// Bytes that wait for their turn at most; what is beyond is lost.
     pub buffer_bytes: u64,
     /// It swallows everything, and says nothing.
     pub cut: bool,
@@ -21,12 +23,13 @@ pub struct Wire {
     /// Both nodes were told that it is lost.
     pub left: bool,
     /// When the line is free again, each way.
-    pub free: [Time; 2],
+    pub free: [kernel::Time; 2],
     /// Packets that it took.
     pub carried: u64,
 }
 
 impl Wire {
+    /// A wire without faults.
     pub fn new(delay_ns: u64) -> Self {
         Self {
             delay_ns,
@@ -36,7 +39,7 @@ impl Wire {
             cut: false,
             silent_since: None,
             left: false,
-            free: [Time(0); 2],
+            free: [kernel::Time::ZERO; 2],
             carried: 0,
         }
     }
@@ -63,8 +66,9 @@ impl Bench {
     pub fn add_wire(&mut self, wire: Wire) -> usize {
         self.wires.push(wire);
         let at = self.wires.len() - 1;
+        assert_eq!(self.kernel.add_part(), wire_part(at));
         for node in 0..2 {
-            assert!(self.engines[node].add_path(self.now, OTHER, path_of(node, at)));
+            assert!(self.engines[node].add_path(self.now(), OTHER, path_of(node, at)));
         }
         at
     }
@@ -79,7 +83,7 @@ impl Bench {
         self.wires[wire].cut = true;
         self.wires[wire].left = true;
         for node in 0..2 {
-            self.engines[node].path_lost(self.now, OTHER, path_of(node, wire));
+            self.engines[node].path_lost(self.now(), OTHER, path_of(node, wire));
         }
     }
 
@@ -87,7 +91,7 @@ impl Bench {
     pub(super) fn leave_silent_wires(&mut self) {
         let Some(outage_ns) = self.outage_ns else { return };
         for wire in 0..self.wires.len() {
-            let now = self.now;
+            let now = self.now();
             let silent = &mut self.wires[wire];
             if !silent.cut || silent.left {
                 silent.silent_since = None;
@@ -102,7 +106,7 @@ impl Bench {
         self.wires[wire].cut = false;
         if std::mem::take(&mut self.wires[wire].left) {
             for node in 0..2 {
-                assert!(self.engines[node].add_path(self.now, OTHER, path_of(node, wire)));
+                assert!(self.engines[node].add_path(self.now(), OTHER, path_of(node, wire)));
             }
         }
     }
@@ -112,10 +116,10 @@ impl Bench {
         for wire in 0..self.wires.len() {
             let (path, left) = (path_of(node, wire), self.wires[wire].left);
             if wire > 0 && !left {
-                assert!(self.engines[node].add_path(self.now, OTHER, path));
+                assert!(self.engines[node].add_path(self.now(), OTHER, path));
             }
             if wire == 0 && left {
-                self.engines[node].path_lost(self.now, OTHER, path);
+                self.engines[node].path_lost(self.now(), OTHER, path);
             }
         }
     }

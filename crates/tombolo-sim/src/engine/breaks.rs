@@ -1,7 +1,6 @@
 //! Links that break, nodes that restart, and what may then be anywhere.
 
 use super::{BASE, Bench, Event, OTHER};
-use std::cmp::Reverse;
 use tombolo_core::rdma::{Direction, Engine, TransferError};
 
 impl Bench {
@@ -65,43 +64,35 @@ impl Bench {
         self.expected[node][range].fill(value);
     }
 
+    /// Events of which this says so, by their node, do not happen.
+    fn drop_events(&mut self, is_dropped: impl Fn(usize, &Event) -> bool) {
+        let dropped = self.kernel.remove_messages(|to, event| is_dropped(to.0 as usize, event));
+        for event in dropped {
+            if let Event::Arrive { packet, .. } | Event::Copied { bytes: packet, .. } = event {
+                self.packets.discard(packet);
+            }
+        }
+    }
+
     /// The link breaks and comes back: a new session, nothing of the old one
     /// arrives any more, but copies that were begun go on.
     pub fn reset_link(&mut self) {
-        self.events.retain(|_, event| !matches!(event, Event::Arrive { .. }));
-        let events = &self.events;
-        self.queue.retain(|Reverse((_, sequence))| events.contains_key(sequence));
+        self.drop_events(|_, event| matches!(event, Event::Arrive { .. }));
         for node in 0..2 {
-            self.engines[node].peer_lost(self.now, OTHER);
-            self.engines[node].add_peer(self.now, OTHER);
+            self.engines[node].peer_lost(self.now(), OTHER);
+            self.engines[node].add_peer(self.now(), OTHER);
             self.add_paths(node);
         }
     }
 
     /// A node dies with all it was doing and starts afresh; the other notices.
     pub fn restart(&mut self, node: usize) {
-        self.events.retain(|_, event| match event {
-            Event::Arrive { .. } => false,
-            Event::Copied { at, .. }
-            | Event::Written { at, .. }
-            | Event::Operated { at, .. }
-            | Event::PageReady { at, .. }
-            | Event::SourceReady { at, .. }
-            | Event::Room { at, .. }
-            | Event::Attempt { at, .. }
-            | Event::Withdraw { at, .. }
-            | Event::Touch { at, .. }
-            | Event::Release { at, .. }
-            | Event::Change { at, .. }
-            | Event::Mapped { at } => *at != node,
-        });
-        let events = &self.events;
-        self.queue.retain(|Reverse((_, sequence))| events.contains_key(sequence));
+        self.drop_events(|at, event| at == node || matches!(event, Event::Arrive { .. }));
         self.engines[node] = Engine::new(self.config);
-        self.engines[node].add_peer(self.now, OTHER);
+        self.engines[node].add_peer(self.now(), OTHER);
         self.restart_programs(node);
-        self.engines[1 - node].peer_lost(self.now, OTHER);
-        self.engines[1 - node].add_peer(self.now, OTHER);
+        self.engines[1 - node].peer_lost(self.now(), OTHER);
+        self.engines[1 - node].add_peer(self.now(), OTHER);
         self.add_paths(0);
         self.add_paths(1);
         for which in 0..self.watched.len() {

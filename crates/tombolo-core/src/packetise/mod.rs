@@ -1,0 +1,34 @@
+//! Transactions of a memory bus on links: cut into databeats, sent by one of several links, and put together again (REMAP §III, §V).
+//!
+//! ```text
+//!  interface 0 ──► bursts ──┐                       ┌──► link 0: two databeats a cycle
+//!  interface 1 ──► bursts ──┼── a link a burst, in ─┼──► link 1
+//!       …                   ┘   turn                └──► …
+//!
+//!  databeats of a link ──► by interface and kind ──► transactions
+//! ```
+//!
+//! [`Egress`] is the side that sends, of a compute block (requests) as of a memory block (answers); [`Ingress`] the side that receives. A
+//! burst stays on one link, so that its data come behind its address; the next burst takes the next link.
+
+mod egress;
+mod ingress;
+
+pub use egress::{Cycle, Egress, Pacing};
+pub use ingress::{Ingress, IngressError};
+
+/// Interfaces and links are numbered by eight bits; more would not fit a databeat.
+pub const MAX_INTERFACES: usize = 256;
+
+/// Any bytes as databeats of one link: no panic, and what comes out whole is cut into the same databeats again. For tests and fuzzers alone.
+#[doc(hidden)]
+pub fn fuzzing(bytes: &[u8]) {
+    let mut ingress = Ingress::default();
+    for word in bytes.chunks_exact(8) {
+        let bits = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+        if let Ok(Some((interface, transaction))) = ingress.accept(bits) {
+            let last = transaction.parts(interface).last().expect("a part at least");
+            assert_eq!(last.to_bits(), bits);
+        }
+    }
+}

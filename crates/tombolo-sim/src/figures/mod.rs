@@ -1,0 +1,63 @@
+//! The documents' figures: what each states, and what the model gives.
+
+pub mod fault;
+pub mod fit;
+pub mod micro;
+pub mod peers;
+pub mod qos;
+pub mod remap;
+mod report;
+pub mod service;
+
+pub use fit::{Fit, FitError, check, fit};
+use report::Header;
+pub use report::{Claim, Class, Curve, Document, Number, Plot, Report, Role, Score};
+
+use crate::platform::{Platform, PlatformError};
+
+/// A point of a document that a constant is fitted to.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its figure.
+    pub id: &'static str,
+    /// Where the document states it.
+    pub section: &'static str,
+    /// What it states.
+    pub stated: f64,
+    /// In what.
+    pub unit: &'static str,
+    /// What the model gives.
+    pub measure: fn(&Platform) -> Result<f64, PlatformError>,
+}
+
+/// All targets.
+pub fn targets() -> impl Iterator<Item = Target> {
+    micro::TARGETS.into_iter().chain([qos::SMALL_WRITE]).chain(peers::TARGETS).chain(fault::TARGETS)
+}
+
+/// A figure that the simulator reproduces.
+#[derive(Clone, Copy, Debug)]
+pub struct Figure {
+    /// Its id.
+    pub id: &'static str,
+    /// Its document.
+    pub document: Document,
+    /// Runs the model.
+    pub run: fn() -> Result<Report, PlatformError>,
+}
+
+/// All figures, in the order of the documents.
+pub fn figures() -> impl Iterator<Item = Figure> {
+    micro::FIGURES
+        .into_iter()
+        .chain(qos::FIGURES)
+        .chain(peers::FIGURES)
+        .chain(service::FIGURES)
+        .chain(fault::FIGURES)
+        .chain(remap::FIGURES)
+}
+
+/// The platform of that name, which comes with the simulator.
+fn named(name: &str) -> Platform {
+    Platform::named(name).expect("it comes with the simulator")
+}
