@@ -21,5 +21,6 @@ pub mod own;
 pub mod packetise;
 pub mod pager;
 pub mod rdma;
+pub mod sdp;
 pub mod segment;
 pub mod store;

@@ -3,6 +3,9 @@
 //! **What.** [`kernel`] is the clock: a queue of events between parts, in an order that a seed repeats on every machine. [`engine`] is
 //! the first world: two engines, whose scenarios [`fuzz`] draws from seeds.
 //!
+//! [`parts`] and [`hosts`] are put together by [`boards`] with the constants of a [`platform`]; [`figures`] are those of the documents, and
+//! [`study`] runs anybody's scenarios.
+//!
 //! **Why.** A machine of the core does no I/O and has no clock, so that what runs here is the code that runs on real links.
 //! A failure is repeated by its seed.
 //!
@@ -21,3 +24,4 @@ pub mod hosts;
 pub mod kernel;
 pub mod parts;
 pub mod platform;
+pub mod study;

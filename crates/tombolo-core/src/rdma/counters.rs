@@ -1,6 +1,7 @@
 //! What an engine has done, in plain numbers.
 
 use super::transfer::Class;
+use tombolo_wire::NackCode;
 
 /// Counters since the engine was made; they only grow (and wrap).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,4 +94,112 @@ pub struct Counters {
     pub reads_turned_away: u64,
     /// Repeated read requests.
     pub read_duplicates: u64,
+}
+
+impl Counters {
+    /// Every counter by name.
+    #[must_use]
+    pub fn named(&self) -> Vec<(String, u64)> {
+        // Taken apart, so that none is forgotten here.
+        let Self {
+            transfers_posted,
+            transfers_done,
+            transfers_failed,
+            bypasses,
+            blocks_sent,
+            block_bytes_sent,
+            blocks_by_class: [blocks_high, blocks_medium, blocks_low],
+            starvation_relief,
+            blocks_retransmitted,
+            blocks_moved,
+            blocks_closed,
+            closed_in_vain,
+            timeouts,
+            fast_retransmits,
+            given_up,
+            atomics_sent,
+            atomics,
+            notifies_sent,
+            receipts,
+            receipts_sent,
+            probes_sent,
+            acks,
+            stale_answers,
+            nacks_received,
+            nacks_sent,
+            nacks_spared,
+            resumes,
+            sources_ready,
+            illegal_transitions,
+            packets_placed,
+            duplicates,
+            stale_packets,
+            busy_packets,
+            damaged_packets,
+            bad_packets,
+            blocks_received,
+            notifications,
+            reads_sent,
+            reads_retransmitted,
+            reads_served,
+            reads_queued,
+            reads_turned_away,
+            read_duplicates,
+        } = *self;
+        macro_rules! named {
+        ($($name:ident),* $(,)?) => { vec![$((stringify!($name).to_owned(), $name)),*] };
+    }
+        let mut named = named![
+            transfers_posted,
+            transfers_done,
+            transfers_failed,
+            bypasses,
+            blocks_sent,
+            block_bytes_sent,
+            blocks_high,
+            blocks_medium,
+            blocks_low,
+            starvation_relief,
+            blocks_retransmitted,
+            blocks_moved,
+            blocks_closed,
+            closed_in_vain,
+            timeouts,
+            fast_retransmits,
+            given_up,
+            atomics_sent,
+            atomics,
+            notifies_sent,
+            receipts,
+            receipts_sent,
+            probes_sent,
+            acks,
+            stale_answers,
+            nacks_spared,
+            resumes,
+            sources_ready,
+            illegal_transitions,
+            packets_placed,
+            duplicates,
+            stale_packets,
+            busy_packets,
+            damaged_packets,
+            bad_packets,
+            blocks_received,
+            notifications,
+            reads_sent,
+            reads_retransmitted,
+            reads_served,
+            reads_queued,
+            reads_turned_away,
+            read_duplicates,
+        ];
+        for (way, counts) in [("sent", nacks_sent), ("received", nacks_received)] {
+            for code in NackCode::ALL {
+                let count = counts.get(code as usize).copied().unwrap_or(0);
+                named.push((format!("nacks_{way}_{}", code.name()), count));
+            }
+        }
+        named
+    }
 }

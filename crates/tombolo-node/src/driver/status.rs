@@ -119,7 +119,7 @@ impl Node {
             ("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed)),
             ("is_ending".to_owned(), u64::from(self.fabric.is_ending())),
         ];
-        counters.extend(crate::driver::counters::engine(&self.fabric.engine.lock().counters()));
+        counters.extend(self.fabric.engine.lock().counters().named());
         counters.extend(self.gone_links.and(connections.iter().map(|connection| &*connection.link)));
         counters.extend(self.listener_stats.named());
         counters.extend(self.programs.counters());

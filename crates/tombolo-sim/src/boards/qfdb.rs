@@ -1,7 +1,7 @@
 //! The board of QOS and FAULT: nodes with an engine each, as constants of the platform `exanest-qfdb` have it.
 
 use crate::hosts::{Carried, Ended, EngineHost, EngineHostConfig, FaultConfig, Prices, Program, Requests};
-use crate::kernel::{PartId, Span};
+use crate::kernel::{PartId, Rate, Span};
 use crate::parts::{Here, Input, Link, LinkConfig, SmmuConfig, World};
 use crate::platform::{Platform, PlatformError};
 use tombolo_core::iommu::{self, FaultMode, FaultPolicy, RememberedRecords, TouchPolicy};
@@ -211,27 +211,27 @@ fn faults(platform: &Platform, setup: &FaultSetup) -> Result<FaultConfig, Platfo
     })
 }
 
-/// Puts a board together.
-///
-/// # Errors
-/// [`PlatformError`], if the platform lacks a constant.
-pub fn board(platform: &Platform, setup: &Setup) -> Result<Board, PlatformError> {
-    let (rate, beside_bytes) = match setup.wiring {
+/// How fast a line is, and how many bytes go beside a packet.
+pub(crate) fn line(platform: &Platform, wiring: Wiring) -> Result<(Rate, u32), PlatformError> {
+    let rate = platform.rate("link")?;
+    match wiring {
         // In logic: no code, and nothing beside.
-        Wiring::LoopBack => (platform.rate("link")?, 0),
+        Wiring::LoopBack => Ok((rate, 0)),
         Wiring::OneHop => {
-            let rate =
-                platform.coded(platform.rate("link")?, "coding_data", platform.number("coding_line")?)?;
-            (rate, platform.number("beside")?)
+            let rate = platform.coded(rate, "coding_data", platform.number("coding_line")?)?;
+            Ok((rate, platform.number("beside")?))
         }
-    };
-    let hop = match setup.wiring {
-        Wiring::LoopBack => Span::ZERO,
-        Wiring::OneHop => platform.span("hop")?,
-    };
-    // Out and in, of a packet and of its acknowledgement: two of four each way.
-    let logic = Span::from_picos(platform.span("logic")?.picos() / 2);
-    let config = EngineHostConfig {
+    }
+}
+
+/// What a node is.
+pub(crate) fn host(
+    platform: &Platform,
+    setup: &Setup,
+    rate: Rate,
+    beside_bytes: u32,
+) -> Result<EngineHostConfig, PlatformError> {
+    Ok(EngineHostConfig {
         engine: engine(platform, setup)?,
         prices: prices(platform, setup)?,
         packet_bytes: platform.number("packet")?,
@@ -248,7 +248,22 @@ pub fn board(platform: &Platform, setup: &Setup) -> Result<Board, PlatformError>
         faults: setup.faults.map(|setup| faults(platform, &setup)).transpose()?,
         carried: Carried::Names,
         memory_bytes: 0,
+    })
+}
+
+/// Puts a board together.
+///
+/// # Errors
+/// [`PlatformError`], if the platform lacks a constant.
+pub fn board(platform: &Platform, setup: &Setup) -> Result<Board, PlatformError> {
+    let (rate, beside_bytes) = line(platform, setup.wiring)?;
+    let hop = match setup.wiring {
+        Wiring::LoopBack => Span::ZERO,
+        Wiring::OneHop => platform.span("hop")?,
     };
+    // Out and in, of a packet and of its acknowledgement: two of four each way.
+    let logic = Span::from_picos(platform.span("logic")?.picos() / 2);
+    let config = host(platform, setup, rate, beside_bytes)?;
     let link = LinkConfig {
         line: Some(rate),
         overhead_bytes: beside_bytes,

@@ -2,8 +2,9 @@
 
 use crate::kernel::{PartId, Rate, Span};
 use crate::parts::{
-    AccessKind, Dma, DmaConfig, DmaPath, Input, Link, LinkConfig, Memory, MemoryConfig, Probe, Requester,
-    RequesterConfig, RouteId, World,
+    AccessKind, Dma, DmaConfig, DmaPath, INWARD, INWARD_ANSWER, Input, Link, LinkConfig, Memory,
+    MemoryConfig, OUTWARD, OUTWARD_ANSWER, Probe, Requester, RequesterConfig, RouteId, Snoop, SnoopSlots,
+    World,
 };
 use crate::platform::{Platform, PlatformError};
 
@@ -50,7 +51,14 @@ pub fn words(
     let there = [stage(processor_side), stage(rest), stage(cable_side)];
     let back = [stage(cable_side), stage(rest), stage(processor_side)];
     let memory = Input::of(world.add(Memory::new(MemoryConfig::default())));
-    let config = RequesterConfig { kind, count, length_bytes: WORD_BYTES, spacing, outstanding_thousandths };
+    let config = RequesterConfig {
+        kind,
+        count,
+        address: 0,
+        length_bytes: WORD_BYTES,
+        spacing,
+        outstanding_thousandths,
+    };
     let processor = world.add(Requester::new(config));
     let there = world.add_route(&[&there[..], &[memory]].concat()).expect("lines and a memory");
     let back =
@@ -170,3 +178,107 @@ pub fn copier(platform: &Platform, from: End, to: End) -> Result<Copier, Platfor
     world.with(dma, |part: &mut Dma, _| part.add_path(path));
     Ok(Copier { world, dma, asker })
 }
+
+/// Accesses of each node of a [`Pair`].
+pub const STORES: u64 = 10;
+
+/// Two nodes with a processor, a snoop unit and a memory each, and a line each way between them.
+#[derive(Debug)]
+pub struct Pair {
+    world: World,
+    processors: [PartId; 2],
+    /// There and back.
+    ways: Vec<[RouteId; 2]>,
+}
+
+/// How accesses of two nodes ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PairEnd {
+    /// How many were answered, by node.
+    pub answered: [u64; 2],
+    /// The parts that wait for ever.
+    pub stuck: Vec<&'static str>,
+}
+
+/// Two nodes that access each other's memory through their snoop units, as MICRO §4.10 does.
+pub fn pair(slots: SnoopSlots, kind: AccessKind) -> Pair {
+    let mut world = World::new(1);
+    // How long the line is makes no difference.
+    let link = LinkConfig { latency: Span::from_ns(100), ..LinkConfig::default() };
+    let [snoops, memories, links] = [
+        [(); 2].map(|()| world.add(Snoop::new(slots))),
+        [(); 2].map(|()| world.add(Memory::new(MemoryConfig::default()))),
+        [(); 2].map(|()| world.add(Link::new(link))),
+    ];
+    let config = RequesterConfig {
+        kind,
+        count: STORES,
+        address: 0,
+        length_bytes: WORD_BYTES,
+        spacing: Span::ZERO,
+        outstanding_thousandths: Some(1_000),
+    };
+    let processors = [(); 2].map(|()| world.add(Requester::new(config)));
+    let mut ways = Vec::new();
+    for (here, there) in [(0, 1), (1, 0)] {
+        let at = |part, port| Input { part, port };
+        let route = [
+            at(snoops[here], OUTWARD),
+            Input::of(links[here]),
+            at(snoops[there], INWARD),
+            Input::of(memories[there]),
+        ];
+        let back = [
+            at(snoops[there], INWARD_ANSWER),
+            Input::of(links[there]),
+            at(snoops[here], OUTWARD_ANSWER),
+            Input::of(processors[here]),
+        ];
+        ways.push(
+            [&route, &back].map(|inputs| world.add_route(inputs).expect("the last part keeps what comes")),
+        );
+    }
+    Pair { world, processors, ways }
+}
+
+impl Pair {
+    /// These nodes access the other's memory at once.
+    pub fn run(mut self, nodes: &[usize]) -> PairEnd {
+        for node in nodes {
+            let [route, back] = self.ways[*node];
+            self.world
+                .with(self.processors[*node], |part: &mut Requester, here| part.start(here, route, back));
+        }
+        self.world.run();
+        let answered =
+            self.processors.map(|part| self.world.part::<Requester>(part).expect("a processor").answered());
+        PairEnd { answered, stuck: self.world.stuck().into_iter().map(|(_, name, _)| name).collect() }
+    }
+}
+
+/// A device that reads and writes blocks, one behind the other, of which some are under way: the rate in MB/s.
+///
+/// `rate`: of the device; `request`: what a block takes beside that, which no other block's overlaps if only one is under way.
+pub fn blocks(kind: AccessKind, block_bytes: u32, rate: Rate, request: Span, under_way: u32) -> f64 {
+    let mut world = World::new(1);
+    let memory =
+        MemoryConfig { read: Some(rate), write: Some(rate), latency: request, ..MemoryConfig::default() };
+    let device = Input::of(world.add(Memory::new(memory)));
+    let program = world.add(Requester::new(RequesterConfig {
+        kind,
+        count: BLOCKS,
+        address: 0,
+        length_bytes: block_bytes,
+        spacing: Span::ZERO,
+        outstanding_thousandths: Some(under_way.saturating_mul(1_000)),
+    }));
+    let [there, back] = [device, Input::of(program)]
+        .map(|input| world.add_route(&[input]).expect("a part that keeps what comes"));
+    world.with(program, |part: &mut Requester, here| part.start(here, there, back));
+    world.run();
+    let took = world.part::<Requester>(program).expect("a program").took();
+    (BLOCKS * u64::from(block_bytes)) as f64 * 1e6 / took.picos() as f64
+}
+
+/// Blocks of which a rate is taken.
+const BLOCKS: u64 = 200;

@@ -74,12 +74,12 @@ fn rate_of_words(
 }
 
 /// The rate of a loop of stores to remote memory; the processor does not wait for their answers.
-fn stores(platform: &Platform) -> Result<f64, PlatformError> {
+pub(super) fn stores(platform: &Platform) -> Result<f64, PlatformError> {
     rate_of_words(platform, AccessKind::Write, platform.span("store_spacing")?, None)
 }
 
 /// Loads from remote memory, some of which are without an answer at any time.
-fn loads(platform: &Platform) -> Result<f64, PlatformError> {
+pub(super) fn loads(platform: &Platform) -> Result<f64, PlatformError> {
     let outstanding = platform.count("loads_outstanding")?;
     rate_of_words(platform, AccessKind::Read, Span::ZERO, Some(outstanding as u32))
 }

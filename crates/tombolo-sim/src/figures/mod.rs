@@ -3,11 +3,15 @@
 pub mod fault;
 pub mod fit;
 pub mod micro;
+pub mod nic;
 pub mod peers;
 pub mod qos;
 pub mod remap;
 mod report;
+pub mod sdp;
 pub mod service;
+pub mod sharing;
+pub mod swap;
 
 pub use fit::{Fit, FitError, check, fit};
 use report::Header;
@@ -32,7 +36,15 @@ pub struct Target {
 
 /// All targets.
 pub fn targets() -> impl Iterator<Item = Target> {
-    micro::TARGETS.into_iter().chain([qos::SMALL_WRITE]).chain(peers::TARGETS).chain(fault::TARGETS)
+    micro::TARGETS
+        .into_iter()
+        .chain([swap::TARGET])
+        .chain([qos::SMALL_WRITE])
+        .chain(peers::TARGETS)
+        .chain(fault::TARGETS)
+        .chain(remap::TARGETS)
+        .chain(nic::TARGETS)
+        .chain(sdp::TARGETS)
 }
 
 /// A figure that the simulator reproduces.
@@ -50,11 +62,15 @@ pub struct Figure {
 pub fn figures() -> impl Iterator<Item = Figure> {
     micro::FIGURES
         .into_iter()
+        .chain(swap::FIGURES)
+        .chain(sharing::FIGURES)
+        .chain(nic::FIGURES)
         .chain(qos::FIGURES)
         .chain(peers::FIGURES)
         .chain(service::FIGURES)
         .chain(fault::FIGURES)
         .chain(remap::FIGURES)
+        .chain(sdp::FIGURES)
 }
 
 /// The platform of that name, which comes with the simulator.

@@ -93,6 +93,7 @@ fn zdma_us(platform: &Platform, wiring: Wiring, size: u32) -> Result<f64, Platfo
     let engine = world.add(Requester::new(RequesterConfig {
         kind: AccessKind::Write,
         count: u64::from(size.div_ceil(line_bytes).max(1)),
+        address: 0,
         length_bytes: line_bytes,
         spacing: Span::ZERO,
         outstanding_thousandths: Some(outstanding.saturating_mul(1_000)),

@@ -24,6 +24,8 @@ pub enum Document {
     Fault,
     /// Remote memory of disaggregated platforms.
     Remap,
+    /// Sockets Direct over a bridge between buses.
+    Sdp,
 }
 
 impl Document {
@@ -34,6 +36,7 @@ impl Document {
             Self::Qos => "QOS",
             Self::Fault => "FAULT",
             Self::Remap => "REMAP",
+            Self::Sdp => "SDP",
         }
     }
 }

@@ -4,7 +4,7 @@ use super::faults::{FaultConfig, Faults};
 use super::processor::{Mail, Prices, Processor, STEPS, Task, TaskKind};
 use super::program::{Ended, Program, Running};
 use super::sender::{Outgoing, Sender};
-use crate::kernel::{Rate, Span, Time};
+use crate::kernel::{PartId, Rate, Span, Time};
 use crate::parts::{Cargo, Here, Mailbox, Message, Part, RouteId};
 use std::collections::VecDeque;
 use tombolo_core::rdma::{
@@ -103,6 +103,17 @@ pub struct EngineHost {
 
 /// Programs are numbered in the upper half of `Transfer::user`, their transfers in the lower.
 const PROGRAM_SHIFT: u32 = 32;
+
+/// How a transfer of a program is known to its engine.
+fn user_of(program: usize, number: u64) -> u64 {
+    (program as u64) << PROGRAM_SHIFT | number
+}
+
+/// How a transfer of a node is known in a timeline.
+fn flow_of(node: PartId, user: u64) -> u32 {
+    // Any number that others hardly have, and not 0.
+    tombolo_random::mix(u64::from(node.0) << 48 ^ user) as u32 | 1
+}
 
 impl EngineHost {
     /// A node without peers.
@@ -262,7 +273,7 @@ impl EngineHost {
     }
 
     /// The processor's next task, in the order of its loop. `false`: there is none now.
-    fn begin(&mut self, here: &Here<'_>) -> bool {
+    fn begin(&mut self, here: &mut Here<'_>) -> bool {
         let now = here.now();
         let prices = self.config.prices;
         for _ in 0..STEPS {
@@ -305,6 +316,7 @@ impl EngineHost {
                 }
             };
             if let Some((price, kind, task)) = begun {
+                here.slice("processor", kind.name(), now, now.after(price), 0);
                 self.processor.begin(now, price, kind, task);
                 return true;
             }
@@ -315,7 +327,7 @@ impl EngineHost {
     /// Gives the engine a transfer of a program. `false`: it does not take it.
     fn post(&mut self, now: Time, program: usize, number: u64) -> bool {
         let Program { peer, transfer, .. } = self.programs[program].program;
-        let user = (program as u64) << PROGRAM_SHIFT | number;
+        let user = user_of(program, number);
         self.engine.post(now.of_core(), peer, Transfer { user, ..transfer }).is_ok()
     }
 
@@ -371,7 +383,10 @@ impl EngineHost {
     /// A program sees the end of a transfer, and posts the next one.
     fn told(&mut self, here: &mut Here<'_>, program: usize, number: u64, status: Result<(), TransferError>) {
         let Some(running) = self.programs.get_mut(program) else { return };
-        running.end(number, here.now(), status);
+        if let Some(ended) = running.end(number, here.now(), status) {
+            let flow = flow_of(here.part(), user_of(program, number));
+            here.slice("transfers", "transfer", ended.begun_at, ended.ended_at, flow);
+        }
         let gap = running.program.gap;
         self.ring(here.now().after(gap), program);
     }
@@ -449,7 +464,7 @@ impl EngineHost {
             // What it says of nobody who waits comes too late: the packets before have left.
             let _ = self.engine.source_read(now.of_core(), block);
         }
-        here.start(now, way, cargo, header.payload_bytes);
+        here.start_of(flow_of(here.part(), block.user), now, way, cargo, header.payload_bytes);
     }
 
     fn read<'a>(memory: &'a [u8], block: &Block, offset_bytes: u32, length_bytes: u32) -> Option<&'a [u8]> {

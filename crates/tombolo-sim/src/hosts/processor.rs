@@ -47,6 +47,19 @@ pub enum TaskKind {
 impl TaskKind {
     /// How many kinds there are.
     pub const COUNT: usize = 7;
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Doorbell => "doorbell",
+            Self::Block => "block",
+            Self::Message => "message",
+            Self::Completion => "completion",
+            Self::Answer => "answer",
+            Self::Request => "request",
+            Self::Timeout => "timeout",
+        }
+    }
 }
 
 /// What waits in the mailbox.

@@ -64,10 +64,18 @@ impl Running {
         })
     }
 
-    pub(super) fn end(&mut self, number: u64, ended_at: Time, status: Result<(), TransferError>) {
-        let Some(place) = self.open.iter().position(|(open, _)| *open == number) else { return };
+    /// A transfer has ended: `None` if it was none of those that are open.
+    pub(super) fn end(
+        &mut self,
+        number: u64,
+        ended_at: Time,
+        status: Result<(), TransferError>,
+    ) -> Option<Ended> {
+        let place = self.open.iter().position(|(open, _)| *open == number)?;
         let (_, begun_at) = self.open.swap_remove(place);
-        self.ended.push(Ended { number, begun_at, ended_at, status });
+        let ended = Ended { number, begun_at, ended_at, status };
+        self.ended.push(ended);
+        Some(ended)
     }
 
     pub(super) fn open(&self) -> u64 {

@@ -30,6 +30,12 @@ impl Time {
         Self(self.0.saturating_add(span.0))
     }
 
+    /// The moment this much earlier; the start if there is none.
+    #[must_use]
+    pub fn before(self, span: Span) -> Self {
+        Self(self.0.saturating_sub(span.0))
+    }
+
     /// The time from an earlier moment to this one; none if that was not earlier.
     #[must_use]
     pub fn since(self, earlier: Self) -> Span {

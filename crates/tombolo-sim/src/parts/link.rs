@@ -140,6 +140,11 @@ impl Part for Link {
             self.counters.overrun += 1;
             return here.discard(traveller.cargo);
         };
+        if let Some(line) = self.config.line {
+            let bytes = u64::from(traveller.bytes) + u64::from(self.config.overhead_bytes);
+            let from = left_at.before(line.span_of(bytes));
+            here.slice("line", "sends", from, left_at, traveller.flow);
+        }
         self.counters.sent += 1;
         self.counters.bytes += u64::from(traveller.bytes);
         let LinkFaults { loss, corruption, duplication, reordering, delay } = self.config.faults;

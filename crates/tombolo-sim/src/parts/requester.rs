@@ -12,7 +12,9 @@ pub struct RequesterConfig {
     pub kind: AccessKind,
     /// How many accesses.
     pub count: u64,
-    /// Bytes of each; they follow each other in memory.
+    /// Where the first one is; the others follow it.
+    pub address: u64,
+    /// Bytes of each.
     pub length_bytes: u32,
     /// The least time from one to the next.
     pub spacing: Span,
@@ -96,7 +98,7 @@ impl Requester {
                 return here.set_alarm(Some(self.next_at));
             }
             let RequesterConfig { kind, length_bytes, spacing, .. } = self.config;
-            let address = self.begun * u64::from(length_bytes);
+            let address = self.config.address.saturating_add(self.begun * u64::from(length_bytes));
             let access = Access { kind, address, length_bytes, tag: self.begun, back };
             here.start(now, route, Cargo::Access(access), access.request_bytes());
             self.open.push((self.begun, now));
@@ -155,8 +157,14 @@ mod tests {
         let [to, from] = [(); 2].map(|()| Input::of(world.add(Link::new(link))));
         let memory = Input::of(world.add(Memory::new(memory)));
         let route = world.add_route(&[to, memory]).expect("a route");
-        let config =
-            RequesterConfig { kind, count: COUNT, length_bytes: LINE, spacing, outstanding_thousandths };
+        let config = RequesterConfig {
+            kind,
+            count: COUNT,
+            address: 0,
+            length_bytes: LINE,
+            spacing,
+            outstanding_thousandths,
+        };
         let end = world.add(Requester::new(config));
         let back = world.add_route(&[from, Input::of(end)]).expect("a route");
         world.with(end, |part: &mut Requester, here| part.start(here, route, back));

@@ -14,10 +14,10 @@ pub enum SnoopSlots {
 }
 
 /// What enters the unit where.
-const OUTWARD: u8 = 0;
-const OUTWARD_ANSWER: u8 = 1;
-const INWARD: u8 = 2;
-const INWARD_ANSWER: u8 = 3;
+pub(crate) const OUTWARD: u8 = 0;
+pub(crate) const OUTWARD_ANSWER: u8 = 1;
+pub(crate) const INWARD: u8 = 2;
+pub(crate) const INWARD_ANSWER: u8 = 3;
 
 /// A snoop unit. Requests of the node's processors enter at input 0 and their answers at 1; requests from outside at 2, their answers
 /// at 3. A write is held until its answer passes; reads pass.
@@ -98,79 +98,16 @@ impl Part for Snoop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::{PartId, Span};
-    use crate::parts::{
-        Input, Link, LinkConfig, Memory, MemoryConfig, Requester, RequesterConfig, RouteId, World,
-    };
-
-    const COUNT: u64 = 10;
-
-    /// Two nodes with a processor, a snoop unit and a memory each, and a link each way between them.
-    struct Pair {
-        world: World,
-        processors: [PartId; 2],
-        /// There and back.
-        ways: Vec<[RouteId; 2]>,
-    }
-
-    fn pair(slots: SnoopSlots, kind: AccessKind) -> Pair {
-        let mut world = World::new(1);
-        let link = LinkConfig { latency: Span::from_ns(100), ..LinkConfig::default() };
-        let [snoops, memories, links] = [
-            [(); 2].map(|()| world.add(Snoop::new(slots))),
-            [(); 2].map(|()| world.add(Memory::new(MemoryConfig::default()))),
-            [(); 2].map(|()| world.add(Link::new(link))),
-        ];
-        let config = RequesterConfig {
-            kind,
-            count: COUNT,
-            length_bytes: 4,
-            spacing: Span::ZERO,
-            outstanding_thousandths: Some(1_000),
-        };
-        let processors = [(); 2].map(|()| world.add(Requester::new(config)));
-        let mut ways = Vec::new();
-        for (here, there) in [(0, 1), (1, 0)] {
-            let at = |part, port| Input { part, port };
-            let route = [
-                at(snoops[here], OUTWARD),
-                Input::of(links[here]),
-                at(snoops[there], INWARD),
-                Input::of(memories[there]),
-            ];
-            let back = [
-                at(snoops[there], INWARD_ANSWER),
-                Input::of(links[there]),
-                at(snoops[here], OUTWARD_ANSWER),
-                Input::of(processors[here]),
-            ];
-            ways.push([&route, &back].map(|inputs| world.add_route(inputs).expect("a route")));
-        }
-        Pair { world, processors, ways }
-    }
-
-    impl Pair {
-        /// These nodes access the other's memory at once: how many of their accesses are answered, and which parts wait for ever.
-        fn run(mut self, nodes: &[usize]) -> (Vec<u64>, Vec<&'static str>) {
-            for node in nodes {
-                let [route, back] = self.ways[*node];
-                self.world
-                    .with(self.processors[*node], |part: &mut Requester, here| part.start(here, route, back));
-            }
-            self.world.run();
-            let answered =
-                self.processors.map(|part| self.world.part::<Requester>(part).expect("one").answered());
-            (answered.to_vec(), self.world.stuck().into_iter().map(|(_, name, _)| name).collect())
-        }
-    }
+    use crate::boards::zedboard::{STORES, pair};
 
     #[test]
     fn two_nodes_that_write_each_other_lock_up_and_one_alone_does_not() {
         for first in [0, 1] {
-            let (answered, stuck) = pair(SnoopSlots::One, AccessKind::Write).run(&[first]);
-            assert_eq!((answered[first], stuck.len()), (COUNT, 0));
-            let (answered, stuck) = pair(SnoopSlots::One, AccessKind::Write).run(&[first, 1 - first]);
-            assert_eq!((answered, stuck), (vec![0, 0], vec!["Snoop", "Snoop", "Requester", "Requester"]));
+            let ended = pair(SnoopSlots::One, AccessKind::Write).run(&[first]);
+            assert_eq!((ended.answered[first], ended.stuck.len()), (STORES, 0));
+            let ended = pair(SnoopSlots::One, AccessKind::Write).run(&[first, 1 - first]);
+            let waits = ["Snoop", "Snoop", "Requester", "Requester"];
+            assert_eq!((ended.answered, ended.stuck), ([0, 0], waits.to_vec()));
         }
     }
 
@@ -179,8 +116,8 @@ mod tests {
         for (slots, kind) in
             [(SnoopSlots::OneEachWay, AccessKind::Write), (SnoopSlots::One, AccessKind::Read)]
         {
-            let (answered, stuck) = pair(slots, kind).run(&[0, 1]);
-            assert_eq!((answered, stuck), (vec![COUNT, COUNT], vec![]));
+            let ended = pair(slots, kind).run(&[0, 1]);
+            assert_eq!((ended.answered, ended.stuck), ([STORES; 2], vec![]));
         }
     }
 }

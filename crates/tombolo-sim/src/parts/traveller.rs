@@ -17,6 +17,8 @@ pub struct Traveller {
     pub route: RouteId,
     /// How many inputs of the route it has reached.
     pub(super) hop: u16,
+    /// What it is part of, for a timeline; 0: nothing.
+    pub flow: u32,
     /// A line has changed some of its bytes.
     pub is_damaged: bool,
 }

@@ -1,9 +1,10 @@
 //! The clock, the parts and the routes between them.
 
 use super::{
-    Cargo, Dma, DmaRequest, Link, Memory, Probe, Requester, RouteId, Server, Snoop, Traveller, Work,
+    Cargo, Dma, DmaRequest, Link, Memory, Probe, Requester, RouteId, Server, Slice, Snoop, Timeline,
+    Traveller, Work,
 };
-use crate::hosts::EngineHost;
+use crate::hosts::{ComputeBlock, EngineHost, MemoryBlock, NicNode, SdpNode, SharedMac, Station};
 use crate::kernel::{Due, Headers, Kernel, Packets, PartId, Span, Time, Trace};
 use tombolo_random::Random;
 
@@ -95,6 +96,18 @@ pub enum PartKind {
     Probe(Probe),
     /// A node with an engine.
     EngineHost(Box<EngineHost>),
+    /// What sends a processor's accesses to memory of others.
+    ComputeBlock(Box<ComputeBlock>),
+    /// What makes them there.
+    MemoryBlock(Box<MemoryBlock>),
+    /// A node with a port of a shared interface.
+    NicNode(Box<NicNode>),
+    /// The shared interface.
+    SharedMac(Box<SharedMac>),
+    /// A node with connections of Sockets Direct.
+    SdpNode(Box<SdpNode>),
+    /// Who is at the other end of its wire.
+    Station(Station),
 }
 
 /// A type that is a part.
@@ -147,7 +160,22 @@ macro_rules! parts {
     };
 }
 
-parts!(Link, Server, Memory, Requester, Dma, Snoop, Probe, EngineHost);
+parts!(
+    Link,
+    Server,
+    Memory,
+    Requester,
+    Dma,
+    Snoop,
+    Probe,
+    EngineHost,
+    ComputeBlock,
+    MemoryBlock,
+    NicNode,
+    SharedMac,
+    SdpNode,
+    Station
+);
 
 /// Why a route is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -174,6 +202,7 @@ pub struct Here<'a> {
     pub packets: &'a mut Packets,
     /// The headers of packets whose bytes are only named.
     pub headers: &'a mut Headers,
+    timeline: Option<&'a mut Timeline>,
     part: PartId,
 }
 
@@ -181,6 +210,11 @@ impl Here<'_> {
     /// The present.
     pub fn now(&self) -> Time {
         self.kernel.now()
+    }
+
+    /// Which part handles the event.
+    pub fn part(&self) -> PartId {
+        self.part
     }
 
     /// The part's random numbers.
@@ -208,7 +242,19 @@ impl Here<'_> {
 
     /// Something sets off along a route.
     pub fn start(&mut self, time: Time, route: RouteId, cargo: Cargo, bytes: u32) {
-        self.forward(time, Traveller { cargo, bytes, route, hop: 0, is_damaged: false });
+        self.start_of(0, time, route, cargo, bytes);
+    }
+
+    /// The same, of something that belongs to a flow.
+    pub fn start_of(&mut self, flow: u32, time: Time, route: RouteId, cargo: Cargo, bytes: u32) {
+        self.forward(time, Traveller { cargo, bytes, route, hop: 0, flow, is_damaged: false });
+    }
+
+    /// The part does something for a while, on one of its tracks.
+    pub fn slice(&mut self, track: &'static str, name: &'static str, from: Time, to: Time, flow: u32) {
+        if let Some(timeline) = &mut self.timeline {
+            timeline.slices.push(Slice { part: self.part, track, name, from, to, flow });
+        }
     }
 
     /// Something goes no further: its place in an arena is free again.
@@ -229,6 +275,7 @@ pub struct World {
     routes: Vec<Box<[Input]>>,
     packets: Packets,
     headers: Headers,
+    timeline: Option<Timeline>,
 }
 
 impl World {
@@ -240,7 +287,23 @@ impl World {
             routes: Vec::new(),
             packets: Packets::default(),
             headers: Headers::default(),
+            timeline: None,
         }
+    }
+
+    /// From now on it is noted what parts do when.
+    pub fn keep_timeline(&mut self) {
+        self.timeline.get_or_insert_default();
+    }
+
+    /// What was noted.
+    pub fn timeline(&self) -> &[Slice] {
+        self.timeline.as_ref().map_or(&[], |timeline| &timeline.slices)
+    }
+
+    /// What kind of part each is.
+    pub fn kinds(&self) -> impl Iterator<Item = (PartId, &'static str)> {
+        self.parts.iter().enumerate().map(|(number, part)| (PartId(number as u32), part.name()))
     }
 
     /// Adds a part.
@@ -282,9 +345,10 @@ impl World {
         part: PartId,
         act: impl FnOnce(&mut P, &mut Here<'_>) -> R,
     ) -> Option<R> {
-        let Self { kernel, parts, routes, packets, headers } = self;
+        let Self { kernel, parts, routes, packets, headers, timeline } = self;
+        let timeline = timeline.as_mut();
         let kind = parts.get_mut(part.0 as usize)?;
-        Some(act(P::of_mut(kind)?, &mut Here { kernel, routes, packets, headers, part }))
+        Some(act(P::of_mut(kind)?, &mut Here { kernel, routes, packets, headers, timeline, part }))
     }
 
     /// Sends a message in the name of a part; it arrives now.
@@ -296,7 +360,7 @@ impl World {
     /// Something sets off along a route now, in the name of a part.
     pub fn start(&mut self, from: PartId, route: RouteId, cargo: Cargo, bytes: u32) {
         let first = self.routes[route.0 as usize][0];
-        let traveller = Traveller { cargo, bytes, route, hop: 1, is_damaged: false };
+        let traveller = Traveller { cargo, bytes, route, hop: 1, flow: 0, is_damaged: false };
         self.send(from, first, Message::Traveller(traveller));
     }
 
@@ -312,10 +376,11 @@ impl World {
 
     /// Handles the next event. `false`: there was none.
     pub fn step(&mut self) -> bool {
-        let Self { kernel, parts, routes, packets, headers } = self;
+        let Self { kernel, parts, routes, packets, headers, timeline } = self;
         let Some(event) = kernel.next_event() else { return false };
         let handler = parts[event.to.0 as usize].part_mut();
-        let mut here = Here { kernel, routes, packets, headers, part: event.to };
+        let timeline = timeline.as_mut();
+        let mut here = Here { kernel, routes, packets, headers, timeline, part: event.to };
         match event.what {
             Due::Alarm => handler.wake(&mut here),
             Due::Message(Envelope { port, message }) => handler.receive(&mut here, port, message),

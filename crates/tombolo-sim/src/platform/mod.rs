@@ -98,8 +98,10 @@ pub struct Platform {
 }
 
 /// The platforms that come with the simulator: their names and files.
-pub const PLATFORMS: [(&str, &str); 3] = [
+pub const PLATFORMS: [(&str, &str); 5] = [
     ("exanest-qfdb", include_str!("exanest-qfdb.toml")),
+    ("microzed-gen2", include_str!("microzed-gen2.toml")),
+    ("pcie-ntb", include_str!("pcie-ntb.toml")),
     ("remap-zcu102", include_str!("remap-zcu102.toml")),
     ("zedboard-gen1", include_str!("zedboard-gen1.toml")),
 ];

@@ -1,0 +1,363 @@
+//! One side of a connection.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::{FREE, OUT_OF_DATA, after};
+
+/// How a connection transfers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Bytes of data in a send buffer, and of the receive buffer; both sides have the same.
+    pub buffer_bytes: u32,
+    /// Up to this many bytes are read by loads, and sent at once.
+    pub small_bytes: u32,
+}
+
+impl Default for Config {
+    /// Those of SDP §4.2: a quarter of a buffer of 1 MB, and loads up to 512 bytes.
+    fn default() -> Self {
+        Self { buffer_bytes: 256 << 10, small_bytes: 512 }
+    }
+}
+
+/// How data are taken out of the other side's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// By loads: cheap to begin.
+    Loads,
+    /// By the DMA engine.
+    Dma,
+}
+
+/// What the program is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// There is room to send.
+    Sender,
+    /// There is something to receive, or nothing will come any more.
+    Receiver,
+}
+
+/// What the driver is to do, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Write the size, then the number into the own send buffer.
+    Publish {
+        /// The number.
+        sequence: u32,
+        /// Bytes of data.
+        size: u32,
+    },
+    /// Interrupt the other side, which then calls [`Connection::signalled`].
+    Signal,
+    /// Read number and size of the other side's send buffer; then [`Connection::looked`].
+    Look,
+    /// Take so many bytes from its start into the receive buffer; then [`Connection::fetched`].
+    Fetch {
+        /// How many.
+        bytes: u32,
+        /// How.
+        by: Method,
+    },
+    /// Write [`FREE`] into the number of the other side's send buffer.
+    Release,
+    /// A program that waits goes on.
+    Wake(Wake),
+    /// Tell the other side that the connection is closed, and interrupt it: it calls [`Connection::closed_by_peer`].
+    Finish,
+}
+
+/// What a call to receive gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// These bytes of the receive buffer. They are the program's, and are to be copied before the next action.
+    Bytes(Range<u32>),
+    /// Nothing yet: [`Wake::Receiver`] says when.
+    Later,
+    /// The other side sends no more.
+    End,
+}
+
+/// Why a call cannot be carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SdpError {
+    /// This side has said that it sends no more.
+    #[error("this side has closed the connection")]
+    Closed,
+    /// The other side has closed the connection.
+    #[error("the other side has closed the connection")]
+    PeerClosed,
+    /// The other side's buffer has a number that cannot be, or a size beyond the buffer.
+    #[error("the other side's buffer says {sequence} and {size} bytes, which cannot be")]
+    Protocol {
+        /// Its number.
+        sequence: u32,
+        /// Its size.
+        size: u32,
+    },
+}
+
+/// What becomes of the other side's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Intake {
+    /// The program has not asked.
+    Idle,
+    /// The fields are being read; a signal has come meanwhile.
+    Looking { again: bool },
+    /// There was nothing: a signal says when to look again.
+    Waiting,
+    /// Data are being taken.
+    Fetching { bytes: u32 },
+}
+
+/// How far this side is with ending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Ending {
+    No,
+    /// It sends no more.
+    Half,
+    /// It receives no more either.
+    Whole,
+}
+
+/// One side of a connection. See the module's documentation.
+///
+/// Wherever a method asks for `own`, it is the number that stands in the own send buffer now: the other side changes it.
+#[derive(Debug)]
+pub struct Connection {
+    config: Config,
+    /// Bytes in the own send buffer.
+    filled: u32,
+    /// The number of the own buffer, while the other side has not released it.
+    published: Option<u32>,
+    /// The number for the next data.
+    next: u32,
+    wants_room: bool,
+    ending: Ending,
+    has_said_end: bool,
+    has_finished: bool,
+    /// The number of the other side's next data.
+    expected: u32,
+    intake: Intake,
+    /// What the program has not taken out of the receive buffer.
+    held: Range<u32>,
+    peer_is_out: bool,
+    peer_has_closed: bool,
+    error: Option<SdpError>,
+    actions: VecDeque<Action>,
+}
+
+impl Connection {
+    /// A connection that was established. Its buffers have room for `config.buffer_bytes`, at least 1.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config: Config { buffer_bytes: config.buffer_bytes.max(1), ..config },
+            filled: 0,
+            published: None,
+            next: 1,
+            wants_room: false,
+            ending: Ending::No,
+            has_said_end: false,
+            has_finished: false,
+            expected: 1,
+            intake: Intake::Idle,
+            held: 0..0,
+            peer_is_out: false,
+            peer_has_closed: false,
+            error: None,
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// What the driver is to do next.
+    pub fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The program wants to send so many bytes: the place in the own send buffer for as many of them as there is room for, to which they
+    /// are to be copied before the next action. An empty place: none now, and [`Wake::Sender`] says when.
+    ///
+    /// # Errors
+    /// [`SdpError`]; nothing is sent any more.
+    pub fn send(&mut self, own: u32, wanted_bytes: u32) -> Result<Range<u32>, SdpError> {
+        self.check()?;
+        if self.ending > Ending::No {
+            return Err(SdpError::Closed);
+        }
+        if self.peer_has_closed {
+            return Err(SdpError::PeerClosed);
+        }
+        self.see(own);
+        if self.published.is_some() {
+            self.wants_room = wanted_bytes > 0;
+            return Ok(self.filled..self.filled);
+        }
+        let bytes = wanted_bytes.min(self.config.buffer_bytes - self.filled);
+        let place = self.filled..self.filled + bytes;
+        self.filled = place.end;
+        let is_small = bytes == wanted_bytes && bytes <= self.config.small_bytes;
+        if self.filled == self.config.buffer_bytes || is_small {
+            self.publish();
+        }
+        Ok(place)
+    }
+
+    /// The program wants to receive so many bytes at most. What it has sent and is still here goes first.
+    ///
+    /// # Errors
+    /// [`SdpError::Closed`], [`SdpError::Protocol`].
+    pub fn receive(&mut self, own: u32, wanted_bytes: u32) -> Result<Received, SdpError> {
+        if self.ending == Ending::Whole {
+            return Err(SdpError::Closed);
+        }
+        self.see(own);
+        self.publish();
+        if !self.held.is_empty() {
+            let bytes = wanted_bytes.min(self.held.end - self.held.start);
+            let place = self.held.start..self.held.start + bytes;
+            self.held.start = place.end;
+            return Ok(Received::Bytes(place));
+        }
+        self.check()?;
+        if self.peer_is_out || self.peer_has_closed {
+            return Ok(Received::End);
+        }
+        if matches!(self.intake, Intake::Idle | Intake::Waiting) {
+            self.look();
+        }
+        Ok(Received::Later)
+    }
+
+    /// The program sends no more; what is here still goes.
+    pub fn shutdown(&mut self, own: u32) {
+        self.end(own, Ending::Half);
+    }
+
+    /// The program is done with the connection; what it has sent still goes.
+    pub fn close(&mut self, own: u32) {
+        self.end(own, Ending::Whole);
+    }
+
+    fn end(&mut self, own: u32, ending: Ending) {
+        self.ending = self.ending.max(ending);
+        self.see(own);
+        self.publish();
+        self.go_on();
+        self.discard();
+    }
+
+    /// Nobody receives any more: what the other side still sends is taken and dropped, so that it can end, too.
+    fn discard(&mut self) {
+        if self.ending == Ending::Whole && self.intake == Intake::Idle && !self.peer_is_out {
+            self.held = 0..0;
+            self.look();
+        }
+    }
+
+    /// The other side has sent a signal.
+    pub fn signalled(&mut self, own: u32) {
+        self.see(own);
+        match &mut self.intake {
+            Intake::Waiting => self.look(),
+            Intake::Looking { again } => *again = true,
+            // A program that asks later looks then.
+            Intake::Idle | Intake::Fetching { .. } => {}
+        }
+    }
+
+    /// What stands in the other side's send buffer.
+    pub fn looked(&mut self, sequence: u32, size: u32) {
+        let Intake::Looking { again } = self.intake else { return };
+        self.intake = Intake::Waiting;
+        let has_data = sequence == self.expected && (1..=self.config.buffer_bytes).contains(&size);
+        if has_data && self.ending == Ending::Whole {
+            self.expected = after(self.expected);
+            self.actions.extend([Action::Release, Action::Signal]);
+        } else if has_data {
+            let by = if size <= self.config.small_bytes { Method::Loads } else { Method::Dma };
+            self.intake = Intake::Fetching { bytes: size };
+            self.actions.push_back(Action::Fetch { bytes: size, by });
+        } else if sequence == OUT_OF_DATA {
+            self.peer_is_out = true;
+            self.intake = Intake::Idle;
+            self.actions.push_back(Action::Wake(Wake::Receiver));
+        } else if sequence != FREE {
+            self.error.get_or_insert(SdpError::Protocol { sequence, size });
+            self.actions.extend([Action::Wake(Wake::Receiver), Action::Wake(Wake::Sender)]);
+        } else if again {
+            self.look();
+        }
+    }
+
+    /// The data are in the receive buffer.
+    pub fn fetched(&mut self) {
+        let Intake::Fetching { bytes } = self.intake else { return };
+        (self.intake, self.held) = (Intake::Idle, 0..bytes);
+        self.expected = after(self.expected);
+        self.actions.extend([Action::Release, Action::Signal, Action::Wake(Wake::Receiver)]);
+        self.discard();
+    }
+
+    /// The other side has closed the connection: all that it sent was taken before.
+    pub fn closed_by_peer(&mut self) {
+        self.peer_has_closed = true;
+        self.actions.extend([Action::Wake(Wake::Receiver), Action::Wake(Wake::Sender)]);
+    }
+
+    /// Whether both sides have closed, or this one has and the other knows: the buffers may go.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.ending == Ending::Whole && (self.has_finished || self.peer_has_closed)
+    }
+
+    /// Whether there is something that the other side has not taken.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        self.filled > 0 || self.published.is_some()
+    }
+
+    fn check(&self) -> Result<(), SdpError> {
+        self.error.map_or(Ok(()), Err)
+    }
+
+    /// What stands in the own send buffer.
+    fn see(&mut self, own: u32) {
+        if self.published.is_some() && own == FREE {
+            (self.published, self.filled) = (None, 0);
+            if std::mem::take(&mut self.wants_room) {
+                self.actions.push_back(Action::Wake(Wake::Sender));
+            }
+            self.go_on();
+        }
+    }
+
+    /// Gives what is in the send buffer to the other side, if it is not there already.
+    fn publish(&mut self) {
+        if self.filled > 0 && self.published.is_none() {
+            let sequence = self.next;
+            self.next = after(sequence);
+            self.published = Some(sequence);
+            self.actions.extend([Action::Publish { sequence, size: self.filled }, Action::Signal]);
+        }
+    }
+
+    /// Ends what can be ended by now.
+    fn go_on(&mut self) {
+        if self.ending == Ending::No || self.has_unsent() {
+            return;
+        }
+        if !std::mem::replace(&mut self.has_said_end, true) {
+            self.actions.extend([Action::Publish { sequence: OUT_OF_DATA, size: 0 }, Action::Signal]);
+        }
+        if self.ending == Ending::Whole && !std::mem::replace(&mut self.has_finished, true) {
+            self.actions.push_back(Action::Finish);
+        }
+    }
+
+    fn look(&mut self) {
+        self.intake = Intake::Looking { again: false };
+        self.actions.push_back(Action::Look);
+    }
+}

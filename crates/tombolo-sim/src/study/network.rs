@@ -1,0 +1,276 @@
+//! Nodes with engines on a topology.
+
+use std::collections::BTreeMap;
+
+use tombolo_core::iommu::TouchPolicy;
+use tombolo_core::rdma::{Direction, PathId, PeerId, Transfer};
+use tombolo_random::Random;
+use tombolo_wire::Domain;
+
+use super::StudyError;
+use super::outcome::{Outcome, busy_percent, percentile};
+use super::scenario::{Pages, Scenario, TopologyKind, Workload, WorkloadKind};
+use crate::boards::qfdb::{self, FaultSetup, Setup, Wiring};
+use crate::hosts::{EngineHost, Program};
+use crate::kernel::{PartId, Span, Time};
+use crate::parts::{Hop, Input, Link, LinkConfig, LinkFaults, Topology, World};
+use crate::platform::{Platform, PlatformError};
+
+/// A run takes so much virtual time at most: longer than any that ends.
+const LONGEST: Span = Span::from_ns(1_000_000_000_000);
+/// Transfers of a run at most: the outcome has them all.
+const MOST_TRANSFERS: u64 = 10_000_000;
+
+struct Network {
+    world: World,
+    nodes: Vec<PartId>,
+    /// By line, one for each of the links between two vertices.
+    lines: BTreeMap<(Hop, u8), PartId>,
+    names: BTreeMap<PartId, String>,
+}
+
+/// What nodes of this scenario are.
+fn setup(platform: &Platform, scenario: &Scenario, links: u8) -> Result<Setup, PlatformError> {
+    let faults = |pages: Pages| {
+        let touch = if pages.ahead <= 1 { TouchPolicy::Page } else { TouchPolicy::Ahead(pages.ahead) };
+        let timeout = platform.span("timeout")?;
+        Ok::<_, PlatformError>(FaultSetup { touch, timeout, hits_under_fault: pages.hits_under_fault })
+    };
+    let faults = scenario.pages.map(faults).transpose()?;
+    Ok(Setup { wiring: Wiring::OneHop, links, faults, seed: scenario.seed, ..Setup::default() })
+}
+
+fn network(
+    platform: &Platform,
+    scenario: &Scenario,
+    topology: Topology,
+    links: u8,
+) -> Result<Network, StudyError> {
+    let setup = setup(platform, scenario, links)?;
+    let (rate, beside_bytes) = qfdb::line(platform, setup.wiring)?;
+    let config = qfdb::host(platform, &setup, rate, beside_bytes)?;
+    let mut world = World::new(scenario.seed);
+    let count = topology.nodes();
+    let nodes: Vec<_> = (0..count).map(|_| world.add(EngineHost::new(config))).collect();
+    let mut names: BTreeMap<_, _> =
+        nodes.iter().enumerate().map(|(number, part)| (*part, format!("node {number}"))).collect();
+    // Out of one node's logic and into another's: half of what both take there and back.
+    let latency = Span::from_picos(platform.span("logic")?.picos() / 2);
+    let logic: Vec<_> =
+        (0..count).map(|_| world.add(Link::new(LinkConfig { latency, ..LinkConfig::default() }))).collect();
+    let wrong = &scenario.faults;
+    let faults = LinkFaults {
+        loss: wrong.loss,
+        corruption: wrong.corruption,
+        duplication: wrong.duplication,
+        reordering: wrong.reordering,
+        delay: Span::from_ns(wrong.delay_us.saturating_mul(1_000)),
+    };
+    let latency = platform.span("hop")?;
+    let line =
+        LinkConfig { line: Some(rate), overhead_bytes: beside_bytes, latency, faults, queue_bytes: None };
+    let mut lines = BTreeMap::new();
+    for hop in topology.hops() {
+        for link in 0..links {
+            let part = world.add(Link::new(line));
+            let number = if links > 1 { format!(" ({link})") } else { String::new() };
+            names.insert(part, format!("link {} to {}{number}", hop.from, hop.to));
+            lines.insert((hop, link), part);
+        }
+    }
+    for link in 0..links {
+        let mut ways = BTreeMap::new();
+        for from in 0..count {
+            for to in (0..count).filter(|to| *to != from) {
+                let mut way = vec![Input::of(logic[from as usize])];
+                way.extend(topology.way(from, to).iter().map(|hop| Input::of(lines[&(*hop, link)])));
+                way.push(Input::of(nodes[to as usize]));
+                ways.insert((from, to), world.add_route(&way).expect("lines and a node"));
+            }
+        }
+        for (&(from, to), way) in &ways {
+            let back = ways[&(to, from)];
+            world.with(nodes[from as usize], |host: &mut EngineHost, here| {
+                host.add_way(here.now(), PeerId(to), PathId(link), *way, back);
+            });
+        }
+    }
+    Ok(Network { world, nodes, lines, names })
+}
+
+/// Who writes to whom, how much, and when it begins.
+fn pairs(workload: &Workload, nodes: u32, seed: u64) -> Result<Vec<(u32, u32, u32, Time)>, StudyError> {
+    let (bytes, start) = (workload.bytes, Time::ZERO);
+    let others = |from: u32| (0..nodes).filter(move |to| *to != from);
+    let mut random = Random::new(seed);
+    let mut pairs: Vec<(u32, u32, u32, Time)> = match workload.kind {
+        WorkloadKind::Uniform => (0..nodes)
+            .map(|from| {
+                let other = random.below(u64::from(nodes - 1)) as u32;
+                (from, if other < from { other } else { other + 1 }, bytes, start)
+            })
+            .collect(),
+        WorkloadKind::Incast => (1..nodes).map(|from| (from, 0, bytes, start)).collect(),
+        WorkloadKind::AllToAll => {
+            (0..nodes).flat_map(|from| others(from).map(move |to| (from, to, bytes, start))).collect()
+        }
+        WorkloadKind::Permutation => {
+            // One cycle through all nodes in a random order: nobody writes to itself.
+            let mut order: Vec<u32> = (0..nodes).collect();
+            for place in (1..order.len()).rev() {
+                order.swap(place, random.below(place as u64 + 1) as usize);
+            }
+            let next = order.iter().cycle().skip(1);
+            order.iter().zip(next).map(|(from, to)| (*from, *to, bytes, start)).collect()
+        }
+        WorkloadKind::Listed => {
+            let listed = workload.transfers.iter();
+            listed
+                .map(|(from, to, bytes, us)| {
+                    let at = Time::ZERO.after(Span::from_ns(us.saturating_mul(1_000)));
+                    if from == to || *from >= nodes || *to >= nodes {
+                        let text = format!("a transfer from node {from} to {to}, of {nodes}");
+                        return Err(StudyError::Impossible(text));
+                    }
+                    Ok((*from, *to, *bytes, at))
+                })
+                .collect::<Result<_, _>>()?
+        }
+    };
+    pairs.sort_by_key(|(.., at)| *at);
+    Ok(pairs)
+}
+
+/// Bytes of a node's memory for one program: as much as the longest transfer has.
+const WINDOW: u64 = 1 << 33;
+
+pub(super) fn run(
+    platform: &Platform,
+    scenario: &Scenario,
+    kind: &TopologyKind,
+    workload: &Workload,
+    keeps_timeline: bool,
+) -> Result<Outcome, StudyError> {
+    let topology = kind.topology()?;
+    let pairs = pairs(workload, topology.nodes(), scenario.seed)?;
+    if (pairs.len() as u64).saturating_mul(workload.count) > MOST_TRANSFERS {
+        return Err(StudyError::Impossible(format!("more than {MOST_TRANSFERS} transfers")));
+    }
+    let mut network = network(platform, scenario, topology, kind.links.max(1))?;
+    if keeps_timeline {
+        network.world.keep_timeline();
+    }
+    let mut programs = Vec::new();
+    for (number, (from, to, bytes, at)) in (0_u64..).zip(&pairs) {
+        network.world.run_until(*at);
+        // Who reads has the bytes sent to it.
+        let (runs, peer) = if workload.reads { (*to, *from) } else { (*from, *to) };
+        let (source_address, destination_address) = (2 * number * WINDOW, (2 * number + 1) * WINDOW);
+        let nodes = [(*from, source_address), (*to, destination_address)];
+        for ((node, address), is_absent) in nodes
+            .into_iter()
+            .zip(scenario.pages.map_or([false; 2], |pages| [pages.source, pages.destination]))
+        {
+            if is_absent {
+                let part = network.nodes[node as usize];
+                network.world.with(part, |host: &mut EngineHost, _| host.take_away(address, (*bytes).into()));
+            }
+        }
+        let transfer = Transfer {
+            direction: if workload.reads { Direction::Read } else { Direction::Write },
+            domain: Domain(1),
+            own_domain: Domain(1),
+            source_address,
+            destination_address,
+            size_bytes: *bytes,
+            notification: None,
+            class: None,
+            user: 0,
+        };
+        let gap = Span::from_ns(workload.gap_us.saturating_mul(1_000));
+        let (count, outstanding) = (workload.count, workload.outstanding);
+        let program = Program { peer: PeerId(peer), transfer, count, outstanding, gap };
+        let part = network.nodes[runs as usize];
+        let program = network.world.with(part, |host: &mut EngineHost, here| host.run(here, program));
+        programs.push((part, program.expect("a node"), *bytes));
+    }
+    let is_over = network.world.run_within(LONGEST);
+    Ok(outcome(&network, &programs, is_over))
+}
+
+fn outcome(network: &Network, programs: &[(PartId, usize, u32)], is_over: bool) -> Outcome {
+    let world = &network.world;
+    let mut outcome = Outcome::new(world.trace());
+    let host = |part: PartId| world.part::<EngineHost>(part).expect("a node");
+    let (mut took, mut failed, mut bytes, mut end) = (Vec::new(), 0_u64, 0_u64, Time::ZERO);
+    for (part, program, size) in programs {
+        for ended in host(*part).ended(*program) {
+            match ended.status {
+                Ok(()) => {
+                    took.push(ended.took().picos() as f64 / 1e6);
+                    bytes += u64::from(*size);
+                }
+                Err(_) => failed += 1,
+            }
+            end = end.max(ended.ended_at);
+        }
+    }
+    took.sort_by(f64::total_cmp);
+    let mean = took.iter().sum::<f64>() / took.len().max(1) as f64;
+    outcome.add("transfers", took.len() as f64);
+    outcome.add("failed", failed as f64);
+    outcome.add("is_over", f64::from(u8::from(is_over)));
+    outcome.add("span_us", end.picos() as f64 / 1e6);
+    outcome.add("gbit_per_s", bytes as f64 * 8e3 / end.picos().max(1) as f64);
+    outcome.add("mean_us", mean);
+    for (name, percent) in [("p50_us", 50), ("p90_us", 90), ("p99_us", 99), ("max_us", 100)] {
+        outcome.add(name, percentile(&took, percent));
+    }
+    let (mut sums, mut busiest) = (BTreeMap::new(), [0.0_f64; 2]);
+    for (number, part) in network.nodes.iter().enumerate() {
+        let host = host(*part);
+        let mut values: Vec<_> =
+            host.counters().named().into_iter().map(|(name, count)| (name, count as f64)).collect();
+        for (name, count) in &values {
+            *sums.entry(name.clone()).or_insert(0.0) += count;
+        }
+        let processor = busy_percent(host.processor_busy(), end);
+        busiest[0] = busiest[0].max(processor);
+        values.push(("processor_busy_percent".into(), processor));
+        values.push(("sender_busy_percent".into(), busy_percent(host.sender_busy(), end)));
+        let (refused, unreadable) = host.dropped();
+        values.extend([("mailbox_refused".into(), refused as f64), ("unreadable".into(), unreadable as f64)]);
+        if let Some((faults, handler, _)) = host.faults() {
+            values.extend([
+                ("pages_touched".into(), faults.pages_touched as f64),
+                ("touches".into(), faults.touches as f64),
+                ("handler_busy_percent".into(), busy_percent(handler, end)),
+            ]);
+        }
+        outcome.parts.push((format!("node {number}"), values));
+    }
+    for line in network.lines.values() {
+        let counters = world.part::<Link>(*line).expect("a line").counters();
+        let busy = busy_percent(counters.busy, end);
+        busiest[1] = busiest[1].max(busy);
+        let values = [
+            ("sent", counters.sent as f64),
+            ("bytes", counters.bytes as f64),
+            ("lost", counters.lost as f64),
+            ("damaged", counters.damaged as f64),
+            ("repeated", counters.repeated as f64),
+            ("most_waiting_bytes", counters.most_waiting as f64),
+            ("busy_percent", busy),
+        ];
+        let values = values.map(|(name, value)| (name.to_owned(), value)).to_vec();
+        outcome.parts.push((network.names[line].clone(), values));
+    }
+    for name in ["blocks_sent", "blocks_retransmitted", "timeouts", "packets_placed", "bypasses"] {
+        outcome.add(name, sums.get(name).copied().unwrap_or(0.0));
+    }
+    outcome.add("busiest_processor_percent", busiest[0]);
+    outcome.add("busiest_link_percent", busiest[1]);
+    let name = |part: PartId| network.names.get(&part).cloned().unwrap_or_default();
+    outcome.keep(world.timeline(), name);
+    outcome
+}

@@ -1,0 +1,365 @@
+//! What is run.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::StudyError;
+use crate::parts::Topology;
+use crate::platform::Platform;
+
+/// A scenario, as its file has it, and with what was set besides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// The name of a platform.
+    pub platform: String,
+    /// What random numbers are drawn from.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// Other values of the platform's constants, in their units.
+    #[serde(default)]
+    pub constants: BTreeMap<String, f64>,
+    /// Who is connected to whom.
+    #[serde(default)]
+    pub topology: Option<TopologyKind>,
+    /// What nodes do.
+    #[serde(default)]
+    pub workload: Option<Workload>,
+    /// What links do wrong, each to so many packets of a million.
+    #[serde(default)]
+    pub faults: Faults,
+    /// Absent pages, with a topology.
+    #[serde(default)]
+    pub pages: Option<Pages>,
+    /// Nodes that share an interface.
+    #[serde(default)]
+    pub interface: Option<Interface>,
+}
+
+/// Who is connected to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TopologyKind {
+    /// Its shape.
+    pub kind: Shape,
+    /// Nodes: of `full` and `ring`.
+    #[serde(default)]
+    pub nodes: u32,
+    /// Nodes in a row: of `mesh` and `torus`.
+    #[serde(default)]
+    pub width: u32,
+    /// Rows.
+    #[serde(default)]
+    pub height: u32,
+    /// Ports of a switch: of `fat-tree`.
+    #[serde(default)]
+    pub ports: u32,
+    /// Boards of four: of `quad-boards`.
+    #[serde(default)]
+    pub boards: u32,
+    /// Links between neighbours.
+    #[serde(default = "one_link")]
+    pub links: u8,
+}
+
+/// A shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shape {
+    /// Each node to each other one.
+    Full,
+    /// Each to the next.
+    Ring,
+    /// A rectangle.
+    Mesh,
+    /// A rectangle whose borders are joined.
+    Torus,
+    /// Three levels of switches.
+    FatTree,
+    /// Boards of four.
+    QuadBoards,
+}
+
+/// Nodes of a topology at most: each reaches each other one by a way of its own.
+const MOST_NODES: u32 = 256;
+
+impl TopologyKind {
+    /// The topology.
+    ///
+    /// # Errors
+    /// [`StudyError::Impossible`]: it has fewer than two nodes, or too many.
+    pub fn topology(self) -> Result<Topology, StudyError> {
+        let Self { kind, nodes, width, height, ports, boards, .. } = self;
+        let sizes = [nodes, width, height, ports, boards];
+        if sizes.iter().any(|size| *size > MOST_NODES) {
+            return Err(StudyError::Impossible(format!("a topology has {MOST_NODES} nodes at most")));
+        }
+        let topology = match kind {
+            Shape::Full => Topology::Full { nodes },
+            Shape::Ring => Topology::Ring { nodes },
+            Shape::Mesh => Topology::Mesh { width, height },
+            Shape::Torus => Topology::Torus { width, height },
+            Shape::FatTree if ports % 2 == 1 => {
+                return Err(StudyError::Impossible(
+                    "switches of a fat tree have an even number of ports".into(),
+                ));
+            }
+            Shape::FatTree => Topology::FatTree { ports },
+            Shape::QuadBoards => Topology::QuadBoards { boards },
+        };
+        match topology.nodes() {
+            0 | 1 => Err(StudyError::Impossible(format!("a {kind:?} of {} nodes", topology.nodes()))),
+            count if count > MOST_NODES => {
+                Err(StudyError::Impossible(format!("a topology has {MOST_NODES} nodes at most, not {count}")))
+            }
+            _ => Ok(topology),
+        }
+    }
+}
+
+/// What nodes do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// Who writes to whom.
+    pub kind: WorkloadKind,
+    /// Bytes of a transfer.
+    #[serde(default = "usual_bytes")]
+    pub bytes: u32,
+    /// Transfers of each pair of sender and receiver.
+    #[serde(default = "one")]
+    pub count: u64,
+    /// How many of them may be open at once.
+    #[serde(default = "one")]
+    pub outstanding: u64,
+    /// From the end of one to the beginning of the next, in microseconds.
+    #[serde(default)]
+    pub gap_us: u64,
+    /// Whether the receiver reads, in place of the sender writing.
+    #[serde(default)]
+    pub reads: bool,
+    /// With `listed`: from, to, bytes, and when it begins in microseconds.
+    #[serde(default)]
+    pub transfers: Vec<(u32, u32, u32, u64)>,
+}
+
+/// Who writes to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WorkloadKind {
+    /// Each node to another one, drawn for each pair of nodes in turn.
+    Uniform,
+    /// All to the first one.
+    Incast,
+    /// All to all.
+    AllToAll,
+    /// Each to one, and no two to the same.
+    Permutation,
+    /// As listed.
+    Listed,
+}
+
+/// What links do wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Faults {
+    /// Packets do not arrive.
+    pub loss: u32,
+    /// They arrive with changed bytes.
+    pub corruption: u32,
+    /// They arrive twice.
+    pub duplication: u32,
+    /// They arrive later by up to `delay_us`.
+    pub reordering: u32,
+    /// How much later, in microseconds.
+    pub delay_us: u64,
+}
+
+/// Which pages of a transfer are absent when it begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pages {
+    /// Those of its source.
+    #[serde(default)]
+    pub source: bool,
+    /// Those of its destination.
+    #[serde(default)]
+    pub destination: bool,
+    /// Pages that a fault brings in: 1 is touch-a-page.
+    #[serde(default = "one_page")]
+    pub ahead: u16,
+    /// Whether accesses to present pages go on while a fault is handled.
+    #[serde(default = "yes")]
+    pub hits_under_fault: bool,
+}
+
+/// Nodes that share an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Interface {
+    /// How many.
+    #[serde(default = "one_link")]
+    pub nodes: u8,
+    /// What they send and get.
+    pub traffic: Traffic,
+    /// Whether they send.
+    #[serde(default = "yes")]
+    pub sends: bool,
+    /// Whether they get.
+    #[serde(default)]
+    pub receives: bool,
+    /// Connections of each.
+    #[serde(default = "one_link")]
+    pub flows: u8,
+    /// Frames to an interrupt.
+    #[serde(default = "one_frame")]
+    pub frames_to_interrupt: u32,
+    /// The longest that an interrupt waits for them, in microseconds.
+    #[serde(default)]
+    pub interrupt_after_us: u64,
+}
+
+/// What such nodes send and get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Traffic {
+    /// Frames, without an operating system.
+    BareMetal,
+    /// Frames of the kernel.
+    Raw,
+    /// TCP.
+    Tcp,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn one_link() -> u8 {
+    1
+}
+
+fn one_page() -> u16 {
+    1
+}
+
+fn one_frame() -> u32 {
+    1
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn usual_bytes() -> u32 {
+    4_096
+}
+
+impl Scenario {
+    /// Reads a scenario, with these keys set to these values: `workload.bytes`, `constants.timeout`.
+    ///
+    /// # Errors
+    /// [`StudyError`], if the file has a field that nobody knows, or a key is none.
+    pub fn parse(text: &str, set: &[(String, String)]) -> Result<Self, StudyError> {
+        let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| unreadable(&error))?;
+        for (key, value) in set {
+            put(&mut table, key, value)?;
+        }
+        let said = |error: toml::de::Error| unreadable(&error);
+        let scenario: Self = toml::Value::Table(table).try_into().map_err(said)?;
+        // Constants that the platform does not have are said now.
+        scenario.platform()?;
+        Ok(scenario)
+    }
+
+    /// The platform, with the other values of its constants.
+    ///
+    /// # Errors
+    /// [`StudyError::NoPlatform`], [`StudyError::Platform`].
+    pub fn platform(&self) -> Result<Platform, StudyError> {
+        let missing = || StudyError::NoPlatform(self.platform.clone());
+        let mut platform = Platform::named(&self.platform).ok_or_else(missing)?;
+        for (constant, value) in &self.constants {
+            platform = platform.with(constant, *value)?;
+        }
+        Ok(platform)
+    }
+}
+
+fn unreadable(error: &toml::de::Error) -> StudyError {
+    StudyError::Unreadable(error.to_string().trim_end().to_owned())
+}
+
+/// Sets a key of nested tables.
+fn put(table: &mut toml::Table, key: &str, value: &str) -> Result<(), StudyError> {
+    let wrong = |what: &str| StudyError::Key { key: key.into(), value: value.into(), what: what.into() };
+    // What is no value of TOML is text.
+    let parsed = format!("x = {value}").parse::<toml::Table>().ok().and_then(|mut one| one.remove("x"));
+    let parsed = parsed.unwrap_or_else(|| toml::Value::String(value.into()));
+    let (path, last) = key.rsplit_once('.').map_or(("", key), |(path, last)| (path, last));
+    if last.is_empty() {
+        return Err(wrong("no key"));
+    }
+    let mut at = table;
+    for name in path.split('.').filter(|name| !name.is_empty()) {
+        let next = at.entry(name).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        at = next.as_table_mut().ok_or_else(|| wrong("a value has no keys"))?;
+    }
+    at.insert(last.into(), parsed);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RING: &str =
+        "platform = \"exanest-qfdb\"\n[topology]\nkind = \"ring\"\nnodes = 4\n[workload]\nkind = \"incast\"";
+
+    fn parse(set: &[(&str, &str)]) -> Result<Scenario, String> {
+        let set: Vec<_> = set.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Scenario::parse(RING, &set).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn keys_are_set_wherever_they_are() {
+        let scenario =
+            parse(&[("workload.bytes", "65536"), ("workload.kind", "uniform"), ("constants.timeout", "5")])
+                .expect("a scenario");
+        let workload = scenario.workload.expect("a workload");
+        assert_eq!((workload.bytes, workload.kind), (65_536, WorkloadKind::Uniform));
+        assert_eq!(scenario.constants["timeout"], 5.0);
+    }
+
+    #[test]
+    fn what_nobody_knows_is_refused() {
+        for (key, value, error) in [
+            ("workload.byte", "1", "unknown field `byte`"),
+            ("workload.kind", "outcast", "unknown variant `outcast`"),
+            ("constants.nothing", "1", "has no constant nothing"),
+            ("constants.timeout", "-1", "is -1 ms, which cannot be"),
+            ("platform", "none", "there is no platform none"),
+            ("seed.x", "1", "invalid type"),
+            ("workload.", "1", "no key"),
+            ("topology.kind.x", "1", "a value has no keys"),
+        ] {
+            let said = parse(&[(key, value)]).expect_err(key);
+            assert!(said.contains(error), "{key}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_topology_has_as_many_nodes_as_can_be() {
+        let of = |set: &[(&str, &str)]| parse(set).expect("a scenario").topology.expect("one").topology();
+        assert_eq!(of(&[]), Ok(Topology::Ring { nodes: 4 }));
+        for set in [
+            &[("topology.nodes", "1")][..],
+            &[("topology.nodes", "257")],
+            &[("topology.kind", "fat-tree"), ("topology.ports", "5")],
+            &[("topology.kind", "torus"), ("topology.width", "200"), ("topology.height", "200")],
+        ] {
+            assert!(of(set).is_err(), "{set:?}");
+        }
+    }
+}
