@@ -61,7 +61,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 /// A number as short as its size allows.
-fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
         size if size >= 100.0 => format!("{value:.0}"),

@@ -1,6 +1,8 @@
 //! `tombolo sim`: the protocol's machines in virtual time.
 
+mod perfetto;
 mod platforms;
+mod run;
 
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,8 @@ enum Command {
     ///
     /// Exit codes: 0 nothing is wrong, 1 a seed shows a defect.
     Fuzz(FuzzArguments),
+    /// Run a scenario of your own: a platform, nodes, a workload, faults.
+    Run(run::Arguments),
     /// List the platforms, or the constants of one: what each is, and where it is from.
     Platforms(platforms::Arguments),
     /// Find the fitted constants of a platform from their targets, or check those of its file.
@@ -61,6 +65,7 @@ enum World {
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     match &arguments.command {
         Command::Fuzz(arguments) => fuzz(arguments),
+        Command::Run(arguments) => run::main(arguments),
         Command::Platforms(arguments) => platforms::main(arguments),
         Command::Fit(arguments) => platforms::fit(arguments),
     }

@@ -9,7 +9,8 @@ use tombolo_core::segment::{LenderId, Segment, SegmentId, SegmentTable};
 use crate::hosts::{BlockConfig, ComputeBlock, Controller, MemoryBlock, link_input};
 use crate::kernel::{PartId, Span, Time};
 use crate::parts::{
-    AccessKind, Input, Link, LinkConfig, Memory, MemoryConfig, Requester, RequesterConfig, RouteId, World,
+    AccessKind, Input, Link, LinkConfig, Memory, MemoryConfig, Requester, RequesterConfig, RouteId,
+    Variation, World,
 };
 use crate::platform::{Platform, PlatformError};
 
@@ -128,7 +129,7 @@ fn blocks(
 pub fn machine(platform: &Platform, setup: &Setup<'_>) -> Result<Machine, PlatformError> {
     let mut world = World::new(1);
     let service = setup.service.map_or_else(|| platform.span("service"), Ok)?;
-    let memory = MemoryConfig { service, spread: service, ..MemoryConfig::default() };
+    let memory = MemoryConfig { service, variation: Variation::Exponential, ..MemoryConfig::default() };
     let (compute, remote) = blocks(&mut world, platform, setup, memory)?;
     let local = Input::of(world.add(Memory::new(memory)));
     // What is left of the latency beside the access itself, each way.

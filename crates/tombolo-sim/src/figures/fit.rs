@@ -67,8 +67,9 @@ pub enum FitError {
 const MOST_PER_MILLE: f64 = 10.0;
 /// Halvings of the interval in which the value lies: less than a millionth of it is nothing.
 const STEPS: u32 = 24;
-/// The largest value that is tried, as a multiple of the one in the file; the least is as small a part of it.
-const REACH: f64 = 16.0;
+/// The largest value that is tried, as a multiple of the one in the file, and the least is as small a part of it. A nearer one is tried where
+/// the target is not between what these give: it may grow with the constant and then fall.
+const REACHES: [f64; 3] = [16.0, 4.0, 1.5];
 
 /// Fits every fitted constant of a platform to its target, in the order of the targets, each with those found before it. Twice: the first ones
 /// may depend on the last.
@@ -124,18 +125,28 @@ fn one(platform: &Platform, others: &Platform, constant: &str, target: &str) -> 
     let (now, is_whole) = (platform.constant(constant)?.value, platform.constant(constant)?.unit.is_whole());
     let whole = |value: f64| if is_whole { value.round() } else { value };
     let with = |value: f64| measure(&others.with(constant, whole(value))?);
-    let (mut low, mut high) = (now / REACH, now * REACH);
-    // A value that cannot be is out of reach.
-    while let Err(PlatformError::Value { .. }) = with(high) {
-        high = if high > now * 1.001 { f64::midpoint(now, high) } else { now };
-        if high <= now {
-            break;
+    let bounds = |reach: f64| {
+        let (low, mut high) = (now / reach, now * reach);
+        // A value that cannot be is out of reach.
+        while let Err(PlatformError::Value { .. }) = with(high) {
+            high = if high > now * 1.001 { f64::midpoint(now, high) } else { now };
+            if high <= now {
+                break;
+            }
+        }
+        Ok::<_, PlatformError>((low, high, with(low)?, with(high)?))
+    };
+    let is_between = |(_, _, least, most): &(f64, f64, f64, f64)| (stated - least) * (stated - most) <= 0.0;
+    let (low, high, least, most) = bounds(REACHES[0])?;
+    let mut found = Some((low, high, least, most)).filter(is_between);
+    for reach in &REACHES[1..] {
+        if found.is_none() {
+            found = Some(bounds(*reach)?).filter(is_between);
         }
     }
-    let (least, most) = (with(low)?, with(high)?);
-    if (stated - least) * (stated - most) > 0.0 {
+    let Some((mut low, mut high, least, most)) = found else {
         return Err(FitError::OutOfReach { constant: constant.into(), target: id, stated, least, most });
-    }
+    };
     let grows = most > least;
     for _ in 0..STEPS {
         let middle = f64::midpoint(low, high);

@@ -47,8 +47,8 @@ pub const FIGURES: [Figure; 3] = [
 fn latency_us(platform: &Platform, bytes: u32) -> Result<f64, PlatformError> {
     let programs = [true, false].map(|leads| SdpProgram::Bounces { bytes, leads });
     let mut machines = machines(platform, &[programs])?;
-    // Long enough for the slowest: many messages.
-    let end = Time::ZERO.after(Span::from_ns(40_000_000));
+    // Long enough for many of the slowest.
+    let end = Time::ZERO.after(Span::from_ns(400_000_000));
     machines.world.run_until(end);
     let messages = machines.node(0).messages() + machines.node(1).messages();
     if messages == 0 {
@@ -61,7 +61,7 @@ fn latency_us(platform: &Platform, bytes: u32) -> Result<f64, PlatformError> {
 fn rate(platform: &Platform, connections: usize, message_bytes: u32) -> Result<f64, PlatformError> {
     let pair = [SdpProgram::Sends(message_bytes), SdpProgram::Receives(RECEIVE_BYTES)];
     let mut machines = machines(platform, &vec![pair; connections])?;
-    Ok(machines.rate(Span::from_ns(30_000_000)))
+    Ok(machines.rate(Span::from_ns(300_000_000)))
 }
 
 fn file_ms(platform: &Platform, bytes: f64) -> Result<f64, PlatformError> {

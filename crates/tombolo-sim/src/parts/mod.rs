@@ -38,7 +38,7 @@ pub use cache::{Cache, CacheConfig, CacheMiss};
 pub use dma::{Dma, DmaConfig, DmaPath, DmaRequest};
 pub use link::{Link, LinkConfig, LinkCounters, LinkFaults};
 pub use mailbox::{Full, Mailbox};
-pub use memory::{Memory, MemoryConfig};
+pub use memory::{Memory, MemoryConfig, Variation};
 pub use probe::{Probe, Seen};
 pub use requester::{Requester, RequesterConfig};
 pub use server::{Order, Server, Work};

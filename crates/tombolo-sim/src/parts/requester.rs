@@ -139,7 +139,7 @@ impl Part for Requester {
 mod tests {
     use super::*;
     use crate::kernel::Rate;
-    use crate::parts::{Input, Link, LinkConfig, Memory, MemoryConfig, World};
+    use crate::parts::{Input, Link, LinkConfig, Memory, MemoryConfig, Variation, World};
 
     const LINE: u32 = 64;
     const COUNT: u64 = 2_000;
@@ -194,7 +194,7 @@ mod tests {
         assert!(is_near(read(Some(100_000), memory).0, 2_500));
         let slow = MemoryConfig { service: Span::from_ns(40), ..memory };
         assert!(is_near(read(Some(100_000), slow).0, 1_600));
-        let varied = MemoryConfig { spread: Span::from_ns(40), ..slow };
+        let varied = MemoryConfig { variation: Variation::Uniform(Span::from_ns(40)), ..slow };
         assert!(read(Some(100_000), varied).0.abs_diff(1_600) < 64);
         let rated = MemoryConfig { read: Rate::from_bits_per_s(17_066_666_667), ..memory };
         assert!(is_near(read(Some(100_000), rated).0, 1_600));
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_memory_that_varies_is_slower_behind_a_small_window() {
         let memory = MemoryConfig { service: Span::from_ns(40), ..MemoryConfig::default() };
-        let varied = MemoryConfig { spread: Span::from_ns(40), ..memory };
+        let varied = MemoryConfig { variation: Variation::Uniform(Span::from_ns(40)), ..memory };
         let rate = |memory| run(AccessKind::Read, Some(12_000), Span::ZERO, memory).0;
         assert!(rate(varied) < rate(memory));
     }

@@ -1,0 +1,204 @@
+//! `tombolo sim run`: somebody's scenario, once or often.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use clap::Args;
+use serde_json::json;
+use tombolo_sim::study::{self, Outcome, Scenario};
+
+use super::perfetto;
+use crate::{Failure, output};
+
+/// Arguments of `tombolo sim run`.
+#[derive(Args)]
+pub struct Arguments {
+    /// A TOML file: platform, topology, workload, faults.
+    scenario: PathBuf,
+    /// What random numbers are drawn from, in place of the file's seed.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Another value, as in workload.bytes=65536 or constants.timeout=5.
+    #[arg(long, value_name = "KEY=V", value_parser = pair)]
+    set: Vec<(String, String)>,
+    /// Several values, each of which is run; with several keys, all combinations.
+    #[arg(long, value_name = "KEY=A,B,..", value_parser = pair)]
+    sweep: Vec<(String, String)>,
+    /// Runs of each, with seeds that follow each other.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    repeat: u64,
+    /// Threads, each with one run at a time [default: as many as processors].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    jobs: Option<u64>,
+    /// Write a row for each run into this file.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write what every part did when into this file, for ui.perfetto.dev: of one run.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print JSON: each run with its scenario and every counter.
+    #[arg(long)]
+    json: bool,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("KEY=VALUE is wanted")?;
+    if key.is_empty() || value.is_empty() {
+        return Err("KEY=VALUE is wanted".into());
+    }
+    Ok((key.into(), value.into()))
+}
+
+/// A run that is to be made: what was swept, and the scenario.
+struct Planned {
+    swept: Vec<(String, String)>,
+    scenario: Scenario,
+}
+
+/// Runs at most: each has a row.
+const MOST_RUNS: u64 = 1_000_000;
+
+fn plan(arguments: &Arguments, text: &str) -> Result<Vec<Planned>, Failure> {
+    let mut points: Vec<Vec<(String, String)>> = vec![Vec::new()];
+    for (key, values) in &arguments.sweep {
+        let values: Vec<_> = values.split(',').map(str::trim).filter(|value| !value.is_empty()).collect();
+        let count = (points.len() as u64).saturating_mul(values.len() as u64);
+        if count.saturating_mul(arguments.repeat) > MOST_RUNS {
+            return Err(Failure { text: format!("these are more than {MOST_RUNS} runs"), code: 2 });
+        }
+        let with = |point: &Vec<(String, String)>, value: &str| {
+            point.iter().cloned().chain([(key.clone(), value.to_owned())]).collect()
+        };
+        points = points.iter().flat_map(|point| values.iter().map(move |value| with(point, value))).collect();
+    }
+    let mut planned = Vec::new();
+    for swept in points {
+        let set: Vec<_> = arguments.set.iter().chain(&swept).cloned().collect();
+        let scenario =
+            Scenario::parse(text, &set).map_err(|error| Failure { text: error.to_string(), code: 2 })?;
+        let seed = arguments.seed.unwrap_or(scenario.seed);
+        planned.extend((0..arguments.repeat).map(|number| Planned {
+            swept: swept.clone(),
+            scenario: Scenario { seed: seed.wrapping_add(number), ..scenario.clone() },
+        }));
+    }
+    Ok(planned)
+}
+
+/// All of them, by so many threads: the outcomes in the order of the plan.
+fn run_all(planned: &[Planned], jobs: usize, keeps_timeline: bool) -> Result<Vec<Outcome>, Failure> {
+    let next = AtomicUsize::new(0);
+    let outcomes: Vec<Mutex<Option<Result<Outcome, study::StudyError>>>> =
+        planned.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.min(planned.len()) {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(one) = planned.get(number) else { return };
+                    let outcome = study::run(&one.scenario, keeps_timeline);
+                    *outcomes[number].lock().expect("no thread panics while it holds this") = Some(outcome);
+                }
+            });
+        }
+    });
+    outcomes
+        .into_iter()
+        .map(|outcome| {
+            let outcome = outcome.into_inner().expect("no thread has panicked").expect("all were run");
+            outcome.map_err(|error| Failure::new(error.to_string()))
+        })
+        .collect()
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    fs::write(path, bytes).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+}
+
+/// A field of CSV.
+fn field(text: &str) -> String {
+    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into() }
+}
+
+/// A row for each run: what was swept, the seed, the values.
+fn table(planned: &[Planned], outcomes: &[Outcome]) -> String {
+    let mut text = String::new();
+    let swept = planned.first().map_or(&[][..], |one| &one.swept);
+    let values = outcomes.first().map_or(&[][..], |outcome| &outcome.values);
+    let names = swept.iter().map(|(key, _)| field(key));
+    let names = names.chain(["seed".to_owned()]).chain(values.iter().map(|(name, _)| name.clone()));
+    let _ = writeln!(text, "{}", names.collect::<Vec<_>>().join(","));
+    for (one, outcome) in planned.iter().zip(outcomes) {
+        let fields = one.swept.iter().map(|(_, value)| field(value));
+        let fields = fields.chain([one.scenario.seed.to_string()]);
+        let fields = fields.chain(outcome.values.iter().map(|(_, value)| value.to_string()));
+        let _ = writeln!(text, "{}", fields.collect::<Vec<_>>().join(","));
+    }
+    text
+}
+
+/// Runs it.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let path = &arguments.scenario;
+    let text =
+        fs::read_to_string(path).map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+    let planned = plan(arguments, &text)?;
+    if arguments.trace.is_some() && planned.len() != 1 {
+        return Err(Failure { text: format!("--trace is for one run, not {}", planned.len()), code: 2 });
+    }
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = arguments.jobs.map_or(processors, |jobs| jobs as usize);
+    let outcomes = run_all(&planned, jobs, arguments.trace.is_some())?;
+    if let Some(path) = &arguments.csv {
+        write(path, table(&planned, &outcomes).as_bytes())?;
+    }
+    if let (Some(path), [outcome]) = (&arguments.trace, &outcomes[..]) {
+        write(path, &perfetto::trace(outcome))?;
+    }
+    if arguments.json {
+        let mut runs = Vec::new();
+        for (one, outcome) in planned.iter().zip(&outcomes) {
+            let platform = one.scenario.platform().map_err(|error| Failure::new(error.to_string()))?;
+            let constants: serde_json::Map<_, _> =
+                platform.constants().map(|(name, constant)| (name.to_owned(), json!(constant))).collect();
+            runs.push(json!({
+                "swept": named(&one.swept, |value| json!(value)),
+                "scenario": one.scenario,
+                "constants": constants,
+                "values": named(&outcome.values, |value| json!(value)),
+                "parts": named(&outcome.parts, |values| named(values, |value| json!(value))),
+                "trace_hash": outcome.trace_hash,
+            }));
+        }
+        output::json(&json!({ "runs": runs }))?;
+        return Ok(0);
+    }
+    for (one, outcome) in planned.iter().zip(&outcomes) {
+        let swept = one.swept.iter().map(|(key, value)| format!("{key}={value} "));
+        output::line(&format!("{}seed={}", swept.collect::<String>(), one.scenario.seed));
+        for (name, value) in &outcome.values {
+            output::line(&format!("  {name:<26} {}", crate::reproduce::short(*value)));
+        }
+    }
+    Ok(0)
+}
+
+fn named<V>(pairs: &[(String, V)], value: impl Fn(&V) -> serde_json::Value) -> serde_json::Value {
+    let pairs = pairs.iter().map(|(name, of)| (name.clone(), value(of)));
+    pairs.collect::<serde_json::Map<_, _>>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_with_a_comma_is_quoted() {
+        assert_eq!(["a", "a,b", "a\"b"].map(field), ["a", "\"a,b\"", "\"a\"\"b\""]);
+        assert_eq!(pair("a=b=c"), Ok(("a".into(), "b=c".into())));
+        assert!(["a", "=b", "a="].iter().all(|text| pair(text).is_err()));
+    }
+}
