@@ -3,6 +3,7 @@
 mod page;
 mod picture;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -98,7 +99,9 @@ fn print(report: &Report) {
         output::line(&format!("  {holds}: {} ({})", claim.what, claim.found.trim()));
     }
     let notes = report.numbers.iter().filter_map(|number| number.note);
-    for note in notes.chain(report.claims.iter().filter_map(|claim| claim.note)) {
+    // One that is for several numbers is said once.
+    let notes: BTreeSet<_> = notes.chain(report.claims.iter().filter_map(|claim| claim.note)).collect();
+    for note in notes {
         output::line(&format!("  note: {note}"));
     }
 }

@@ -190,13 +190,19 @@ fn prices(platform: &Platform, setup: &Setup) -> Result<Prices, PlatformError> {
 }
 
 fn faults(platform: &Platform, setup: &FaultSetup) -> Result<FaultConfig, PlatformError> {
-    let notice = ["interrupt", "tasklet", "netlink", "wake"];
+    // A page is touched by a thread of the program, which has to be woken; several are pinned by the driver itself (FAULT §3.2.2).
+    let (notice, wake, call) = match setup.touch {
+        TouchPolicy::Page => {
+            (&["interrupt", "tasklet", "netlink"][..], Some(platform.span("wake")?), "touch")
+        }
+        TouchPolicy::Ahead(_) | TouchPolicy::Adaptive => (&["interrupt", "tasklet"][..], None, "pin"),
+    };
     let notice = notice
         .iter()
         .try_fold(Span::ZERO, |sum, name| Ok::<_, PlatformError>(sum.plus(platform.span(name)?)))?;
     Ok(FaultConfig {
         policy: FaultPolicy { touch: setup.touch, mode: FaultMode::Terminate },
-        iommu: iommu::Config { remembered_records: RememberedRecords::Last, ..iommu::Config::default() },
+        iommu: iommu::Config { remembered_records: RememberedRecords::LastTwo, ..iommu::Config::default() },
         smmu: SmmuConfig {
             buffer_pages: platform.number("smmu_buffer")?,
             hit: Span::ZERO,
@@ -205,8 +211,10 @@ fn faults(platform: &Platform, setup: &FaultSetup) -> Result<FaultConfig, Platfo
             hits_under_fault: setup.hits_under_fault,
         },
         notice,
-        touch: platform.span("touch_fixed")?,
-        touch_page: platform.span("touch_page")?,
+        wake,
+        record: platform.span("mailbox_word")?.times(platform.count("record_words")?),
+        touch: platform.span(&format!("{call}_fixed"))?,
+        touch_page: platform.span(&format!("{call}_page"))?,
         resume: platform.span("packetizer")?,
     })
 }

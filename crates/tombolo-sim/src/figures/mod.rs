@@ -2,8 +2,10 @@
 
 pub mod fault;
 pub mod fit;
+pub mod handling;
 pub mod micro;
 pub mod nic;
+pub mod notices;
 pub mod peers;
 pub mod qos;
 pub mod remap;
@@ -68,7 +70,9 @@ pub fn figures() -> impl Iterator<Item = Figure> {
         .chain(qos::FIGURES)
         .chain(peers::FIGURES)
         .chain(service::FIGURES)
+        .chain(notices::FIGURES)
         .chain(fault::FIGURES)
+        .chain(handling::FIGURES)
         .chain(remap::FIGURES)
         .chain(sdp::FIGURES)
 }

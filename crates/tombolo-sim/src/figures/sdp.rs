@@ -31,7 +31,9 @@ const fn target(
 pub const TARGETS: [Target; 5] = [
     target("S-LAT.512", "SDP Table 5.1", 200.29, "us", |platform| latency_us(platform, 512)),
     target("S-LAT.4", "SDP Table 5.1", 18.34, "us", |platform| latency_us(platform, 4)),
-    target("S-RATE.1", "SDP §5.2.1, Fig 5.3", 872.0, "MB/s", |platform| rate(platform, 1, MESSAGE_BYTES)),
+    target("S-RATE.1", "SDP §5.2.1, Fig 5.3", 872.0, "MB/s", |platform| {
+        rate(platform, 1, MESSAGE_BYTES, LONG)
+    }),
     target("S-FILE.64K", "SDP Table 5.2", 6.0, "ms", |platform| file_ms(platform, 65_536.0)),
     target("S-FILE.1G", "SDP §5.3.3", 3_400.0, "ms", |platform| file_ms(platform, GIGABYTE)),
 ];
@@ -57,11 +59,20 @@ fn latency_us(platform: &Platform, bytes: u32) -> Result<f64, PlatformError> {
     Ok(end.picos() as f64 / 1e6 / messages as f64)
 }
 
+/// How long rates are measured: for a number, and for the point of a curve.
+const LONG: Span = Span::from_ns(300_000_000);
+const SHORT: Span = Span::from_ns(30_000_000);
+
 /// What so many connections give, in MB/s.
-fn rate(platform: &Platform, connections: usize, message_bytes: u32) -> Result<f64, PlatformError> {
+fn rate(
+    platform: &Platform,
+    connections: usize,
+    message_bytes: u32,
+    span: Span,
+) -> Result<f64, PlatformError> {
     let pair = [SdpProgram::Sends(message_bytes), SdpProgram::Receives(RECEIVE_BYTES)];
     let mut machines = machines(platform, &vec![pair; connections])?;
-    Ok(machines.rate(Span::from_ns(300_000_000)))
+    Ok(machines.rate(span))
 }
 
 fn file_ms(platform: &Platform, bytes: f64) -> Result<f64, PlatformError> {
@@ -146,7 +157,7 @@ fn throughput() -> Result<Report, PlatformError> {
         Class::Protocol,
         "a buffer is filled only when the receiver has taken it; several connections overlap, and share one bridge",
     );
-    let rates = [1, 2, 3, 4].map(|connections| rate(&platform, connections, MESSAGE_BYTES));
+    let rates = [1, 2, 3, 4].map(|connections| rate(&platform, connections, MESSAGE_BYTES, LONG));
     let [one, two, three, four] = rates;
     let (one, two, three, four) = (one?, two?, three?, four?);
     report.numbers = vec![
@@ -165,7 +176,7 @@ fn throughput() -> Result<Report, PlatformError> {
         holds: four < three,
         note: Some("the document guesses at contention for the link or for memory; nothing here contends"),
     });
-    let small = [1, 4].map(|connections| rate(&platform, connections, 1_024));
+    let small = [1, 4].map(|connections| rate(&platform, connections, 1_024, LONG));
     let [alone, shared] = small;
     let (alone, shared) = (alone?, shared?);
     report.plots.push(Plot {
@@ -175,7 +186,8 @@ fn throughput() -> Result<Report, PlatformError> {
         curves: (1..=4)
             .map(|connections| {
                 let sizes = (7..=20).map(|shift| 1_u32 << shift);
-                let points = sizes.map(|bytes| Ok((f64::from(bytes), rate(&platform, connections, bytes)?)));
+                let points =
+                    sizes.map(|bytes| Ok((f64::from(bytes), rate(&platform, connections, bytes, SHORT)?)));
                 let name = format!("{connections} connections");
                 Ok(Curve { name, points: points.collect::<Result<_, PlatformError>>()? })
             })

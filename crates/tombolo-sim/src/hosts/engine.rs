@@ -1,6 +1,6 @@
 //! A node with an engine: programs, a processor, a mailbox, a send block, a receive block and a memory.
 
-use super::faults::{FaultConfig, Faults};
+use super::faults::{FaultConfig, FaultCounts, Faults};
 use super::processor::{Mail, Prices, Processor, STEPS, Task, TaskKind};
 use super::program::{Ended, Program, Running};
 use super::sender::{Outgoing, Sender};
@@ -190,10 +190,23 @@ impl EngineHost {
         }
     }
 
-    /// What the machine of faults has counted; how long the handler was busy; and accesses to present pages that were terminated
-    /// after a fault of others.
-    pub fn faults(&self) -> Option<(tombolo_core::iommu::Counters, Span, u64)> {
-        self.faults.as_ref().map(|faults| (faults.counters(), faults.busy(), faults.after_faults()))
+    /// A program of this node has touched these pages.
+    pub fn bring(&mut self, address: u64, length_bytes: u64) {
+        if let Some(faults) = &mut self.faults {
+            faults.bring(address, length_bytes);
+        }
+    }
+
+    /// A program has given these pages up: who touches them is refused.
+    pub fn unmap(&mut self, address: u64, length_bytes: u64) {
+        if let Some(faults) = &mut self.faults {
+            faults.unmap(address, length_bytes);
+        }
+    }
+
+    /// What faults have cost, if pages may be absent.
+    pub fn faults(&self) -> Option<FaultCounts> {
+        self.faults.as_ref().map(|faults| faults.counts())
     }
 
     /// The engine's counters.
@@ -367,7 +380,7 @@ impl EngineHost {
                 self.sender.push(block);
             }
             Task::Act(Action::Send { peer, path, packet }) => self.send_message(here, (peer, path), packet),
-            Task::Act(Action::WriteNotification(write)) => self.notify(write),
+            Task::Act(Action::WriteNotification(write)) => self.notify(here, write),
             Task::Act(Action::Complete(Completion { user, status, .. })) => {
                 let (program, number) = ((user >> PROGRAM_SHIFT) as usize, user & u64::from(u32::MAX));
                 self.told(here, program, number, status);
@@ -396,13 +409,14 @@ impl EngineHost {
         while let Some(action) = self.engine.poll_answer(here.now().of_core()) {
             match action {
                 Action::Send { peer, path, packet } => self.send_message(here, (peer, path), packet),
-                Action::WriteNotification(write) => self.notify(write),
+                Action::WriteNotification(write) => self.notify(here, write),
                 Action::SendBlock(_) | Action::Complete(_) => {}
             }
         }
     }
 
-    fn notify(&mut self, write: NotificationWrite) {
+    fn notify(&mut self, here: &mut Here<'_>, write: NotificationWrite) {
+        here.slice("notifications", "notification", here.now(), here.now(), 0);
         let words = write.words;
         let bytes = [words.first.to_le_bytes(), words.last.to_le_bytes()].concat();
         if self.write(words.address, &bytes, 16) {

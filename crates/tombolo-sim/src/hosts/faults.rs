@@ -1,16 +1,18 @@
 //! Absent pages: a unit that translates, the machine that decides what becomes of a fault, and a handler that takes its time.
 //!
 //! ```text
-//!  packet ──► SMMU ── absent ──► Iommu: record, refusal ──► handler: interrupt … thread, touch, answer
-//!                └── present ──► memory                         └──► pages are there; a block that came is asked for again
+//!  packet ──► SMMU ── absent ──► Iommu: record, refusal ──► driver: interrupt, tasklet ──► itself, or a thread: touch, answer
+//!                └── present ──► memory                              └──► pages are there; a block that came is asked for again
 //! ```
+//!
+//! The driver and the thread work at the same time.
 
 use crate::kernel::{Span, Time};
 use crate::parts::{Smmu, SmmuConfig, Translation, Translator};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tombolo_core::iommu::{
-    Absence, Access, AccessId, Action, Config, ContextId, Counters, End, FaultPolicy, FaultSource, Iommu,
-    Outcome, PAGE_BYTES, Right, TouchId,
+    Absence, Access, AccessId, Action, Config, ContextId, Counters, End, FAULT_RECORDS, FaultPolicy,
+    FaultSource, Iommu, Outcome, PAGE_BYTES, Reason, Right, TouchId, Unreached,
 };
 use tombolo_core::rdma::{Block, Placement};
 use tombolo_wire::{NackCode, Refusal};
@@ -24,14 +26,33 @@ pub struct FaultConfig {
     pub iommu: Config,
     /// The unit that translates.
     pub smmu: SmmuConfig,
-    /// From a record to the thread that handles it: interrupt, tasklet, message to the program, wake.
+    /// What the driver does for a record: interrupt, tasklet, message to a program if that brings the pages in.
     pub notice: Span,
+    /// Waking the program's thread, if it sleeps; `None`: the driver itself brings the pages in.
+    pub wake: Option<Span>,
+    /// Reading a record out of the queue in hardware, which drops one that says what the one before it said, and no others.
+    pub record: Span,
     /// A touch: the call, and each page.
     pub touch: Span,
     /// A touch: each page.
     pub touch_page: Span,
     /// Asking a sender for its block again.
     pub resume: Span,
+}
+
+/// What faults at a node have cost.
+#[derive(Clone, Copy, Debug)]
+pub struct FaultCounts {
+    /// What the machine has counted.
+    pub machine: Counters,
+    /// How long the driver was busy.
+    pub driver: Span,
+    /// How long the program's thread was.
+    pub thread: Span,
+    /// Accesses to present pages that were terminated after a fault of others.
+    pub after_faults: u64,
+    /// Touches of pages that are not mapped any more.
+    pub late: u64,
 }
 
 /// What waits for a page.
@@ -43,7 +64,17 @@ enum Waiting {
     Destination(Box<Placement>),
 }
 
-/// What the handler does, and then.
+/// Who handles faults.
+#[derive(Debug, Default)]
+struct Worker {
+    /// When it has done what it does.
+    running: Option<(Time, Step)>,
+    /// When it was done last.
+    idle_since: Time,
+    busy: Span,
+}
+
+/// What is done, and then.
 #[derive(Debug)]
 enum Step {
     /// It looks at the first record.
@@ -66,11 +97,17 @@ pub(super) struct Faults {
     smmu: Smmu,
     absent: BTreeSet<u64>,
     waiting: BTreeMap<AccessId, Waiting>,
-    /// When the handler has done what it does.
-    running: Option<(Time, Step)>,
-    /// What it does next, before it looks at another record.
+    /// The driver, and the program's thread.
+    driver: Worker,
+    thread: Worker,
+    /// What is done next, before another record is looked at if the driver does it.
     next: VecDeque<Step>,
-    busy: Span,
+    /// Pages that are not mapped, and touches of such.
+    unmapped: BTreeSet<u64>,
+    late: u64,
+    /// Records in hardware that were not read, and the last one of them.
+    records: u64,
+    last_record: Option<(FaultSource, End, u64)>,
     /// Pages that were present, and whose accesses were terminated after a fault of others.
     after_faults: u64,
 }
@@ -85,9 +122,13 @@ impl Faults {
             smmu: Smmu::new(config.smmu),
             absent: BTreeSet::new(),
             waiting: BTreeMap::new(),
-            running: None,
+            driver: Worker::default(),
+            thread: Worker::default(),
             next: VecDeque::new(),
-            busy: Span::ZERO,
+            unmapped: BTreeSet::new(),
+            late: 0,
+            records: 0,
+            last_record: None,
             after_faults: 0,
         }
     }
@@ -100,12 +141,26 @@ impl Faults {
         }
     }
 
-    pub(super) fn counters(&self) -> Counters {
-        *self.iommu.counters()
+    /// A program has touched these pages.
+    pub(super) fn bring(&mut self, address: u64, length_bytes: u64) {
+        let pages = address / PAGE_BYTES..(address + length_bytes).div_ceil(PAGE_BYTES);
+        self.absent.retain(|page| !pages.contains(page));
     }
 
-    pub(super) fn after_faults(&self) -> u64 {
-        self.after_faults
+    /// A program has given these pages up.
+    pub(super) fn unmap(&mut self, address: u64, length_bytes: u64) {
+        self.take_away(address, length_bytes);
+        self.unmapped.extend(address / PAGE_BYTES..(address + length_bytes).div_ceil(PAGE_BYTES));
+    }
+
+    pub(super) fn counts(&self) -> FaultCounts {
+        FaultCounts {
+            machine: *self.iommu.counters(),
+            driver: self.driver.busy,
+            thread: self.thread.busy,
+            after_faults: self.after_faults,
+            late: self.late,
+        }
     }
 
     /// A packet of a block is to be read: `Err` if its page is absent. The block goes no further then.
@@ -155,6 +210,8 @@ impl Faults {
             how != Translation::Present
         };
         let Some(page) = pages.into_iter().find(is_refused) else { return Ok(()) };
+        let is_repeat = self.last_record.replace((by, end, page)) == Some((by, end, page));
+        self.records = (self.records + u64::from(!is_repeat)).min(FAULT_RECORDS as u64);
         let access = Access {
             context: CONTEXT,
             address: start,
@@ -203,53 +260,93 @@ impl Faults {
         }
     }
 
-    /// The handler goes on: placements whose senders are to be asked for their blocks again.
+    /// Driver and thread go on: placements whose senders are to be asked for their blocks again.
     pub(super) fn go_on(&mut self, now: Time) -> Vec<Placement> {
         let mut ready = Vec::new();
         loop {
-            if let Some((_, step)) = self.running.take_if(|(done_at, _)| *done_at <= now) {
-                match step {
-                    Step::Look => {
-                        // The registers are read and cleared with the record.
-                        self.smmu.clear_fault(BANK);
-                        self.iommu.clear_registers(CONTEXT);
-                        self.iommu.handle_fault(now.of_core());
-                    }
-                    Step::Touch { touch, first_page, end_page } => {
-                        self.absent.retain(|page| !(first_page..end_page).contains(page));
-                        self.iommu.touched(now.of_core(), CONTEXT, touch, Ok(()));
-                    }
-                    Step::Resume(placement) => ready.push(*placement),
-                }
+            let workers = [&mut self.driver, &mut self.thread];
+            let done = workers.into_iter().find_map(|worker| worker.take_done(now));
+            if let Some(step) = done {
+                ready.extend(self.finish(now, step));
                 self.settle();
+                continue;
             }
-            if self.running.is_some() {
+            if !self.begin(now) {
                 return ready;
             }
-            let step = match self.next.pop_front() {
-                Some(step) => step,
-                None if self.iommu.waiting_faults() > 0 => Step::Look,
-                None => return ready,
-            };
-            let price = match &step {
-                Step::Look => self.config.notice,
-                Step::Touch { first_page, end_page, .. } => {
-                    self.config.touch.plus(self.config.touch_page.times(end_page - first_page))
-                }
-                Step::Resume(_) => self.config.resume,
-            };
-            self.busy = self.busy.plus(price);
-            self.running = Some((now.after(price), step));
         }
     }
 
-    /// When the handler has done what it does.
-    pub(super) fn done_at(&self) -> Option<Time> {
-        self.running.as_ref().map(|(done_at, _)| *done_at)
+    /// A step is done: the placement whose sender is to be asked.
+    fn finish(&mut self, now: Time, step: Step) -> Option<Placement> {
+        match step {
+            Step::Look => {
+                // The registers are read and cleared with the record.
+                self.smmu.clear_fault(BANK);
+                self.iommu.clear_registers(CONTEXT);
+                self.iommu.handle_fault(now.of_core());
+                None
+            }
+            Step::Touch { touch, first_page, end_page } => {
+                let outcome = match self.unmapped.range(first_page..end_page).next() {
+                    Some(page) => {
+                        self.late += 1;
+                        Err(Unreached { address: page * PAGE_BYTES, reason: Reason::NotMapped })
+                    }
+                    None => {
+                        self.absent.retain(|page| !(first_page..end_page).contains(page));
+                        Ok(())
+                    }
+                };
+                self.iommu.touched(now.of_core(), CONTEXT, touch, outcome);
+                None
+            }
+            Step::Resume(placement) => Some(*placement),
+        }
     }
 
-    /// How long the handler was busy.
-    pub(super) fn busy(&self) -> Span {
-        self.busy
+    /// The driver or the thread begins something. `false`: neither can.
+    fn begin(&mut self, now: Time) -> bool {
+        let (worker, step, wake) = match self.config.wake {
+            Some(wake) if self.thread.running.is_none() && !self.next.is_empty() => {
+                let wake = if self.thread.idle_since < now { wake } else { Span::ZERO };
+                (&mut self.thread, self.next.pop_front(), wake)
+            }
+            None if self.driver.running.is_none() && !self.next.is_empty() => {
+                (&mut self.driver, self.next.pop_front(), Span::ZERO)
+            }
+            _ if self.driver.running.is_none() && self.iommu.waiting_faults() > 0 => {
+                (&mut self.driver, Some(Step::Look), Span::ZERO)
+            }
+            _ => return false,
+        };
+        let Some(step) = step else { return false };
+        let price = match &step {
+            // All records are read, of which the driver handles what it does not know.
+            Step::Look => {
+                self.config.notice.plus(self.config.record.times(std::mem::take(&mut self.records)))
+            }
+            Step::Touch { first_page, end_page, .. } => {
+                self.config.touch.plus(self.config.touch_page.times(end_page - first_page))
+            }
+            Step::Resume(_) => self.config.resume,
+        };
+        worker.busy = worker.busy.plus(wake).plus(price);
+        worker.running = Some((now.after(wake).after(price), step));
+        true
+    }
+
+    /// When the driver or the thread has done what it does.
+    pub(super) fn done_at(&self) -> Option<Time> {
+        let workers = [&self.driver, &self.thread];
+        workers.iter().filter_map(|worker| worker.running.as_ref().map(|(done_at, _)| *done_at)).min()
+    }
+}
+
+impl Worker {
+    fn take_done(&mut self, now: Time) -> Option<Step> {
+        let (done_at, step) = self.running.take_if(|(done_at, _)| *done_at <= now)?;
+        self.idle_since = done_at;
+        Some(step)
     }
 }

@@ -240,11 +240,12 @@ fn outcome(network: &Network, programs: &[(PartId, usize, u32)], is_over: bool) 
         values.push(("sender_busy_percent".into(), busy_percent(host.sender_busy(), end)));
         let (refused, unreadable) = host.dropped();
         values.extend([("mailbox_refused".into(), refused as f64), ("unreadable".into(), unreadable as f64)]);
-        if let Some((faults, handler, _)) = host.faults() {
+        if let Some(faults) = host.faults() {
             values.extend([
-                ("pages_touched".into(), faults.pages_touched as f64),
-                ("touches".into(), faults.touches as f64),
-                ("handler_busy_percent".into(), busy_percent(handler, end)),
+                ("pages_touched".into(), faults.machine.pages_touched as f64),
+                ("touches".into(), faults.machine.touches as f64),
+                ("driver_busy_percent".into(), busy_percent(faults.driver, end)),
+                ("thread_busy_percent".into(), busy_percent(faults.thread, end)),
             ]);
         }
         outcome.parts.push((format!("node {number}"), values));
