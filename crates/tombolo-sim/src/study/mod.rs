@@ -29,7 +29,7 @@ mod scenario;
 mod sharing;
 
 pub use outcome::{Outcome, Track};
-pub use scenario::{Interface, Pages, Scenario, TopologyKind, Workload, WorkloadKind};
+pub use scenario::{EXAMPLES, Interface, Pages, Scenario, TopologyKind, Workload, WorkloadKind};
 
 use crate::platform::PlatformError;
 

@@ -10,7 +10,7 @@ use tombolo_wire::Domain;
 use super::StudyError;
 use super::outcome::{Outcome, busy_percent, percentile};
 use super::scenario::{Pages, Scenario, TopologyKind, Workload, WorkloadKind};
-use crate::boards::qfdb::{self, FaultSetup, Setup, Wiring};
+use crate::boards::qfdb::{self, FaultSetup, Optimisations, Setup, Wiring};
 use crate::hosts::{EngineHost, Program};
 use crate::kernel::{PartId, Span, Time};
 use crate::parts::{Hop, Input, Link, LinkConfig, LinkFaults, Topology, World};
@@ -37,7 +37,9 @@ fn setup(platform: &Platform, scenario: &Scenario, links: u8) -> Result<Setup, P
         Ok::<_, PlatformError>(FaultSetup { touch, timeout, hits_under_fault: pages.hits_under_fault })
     };
     let faults = scenario.pages.map(faults).transpose()?;
-    Ok(Setup { wiring: Wiring::OneHop, links, faults, seed: scenario.seed, ..Setup::default() })
+    let optimisations = if scenario.engine.optimised { Optimisations::ALL } else { Optimisations::NONE };
+    let (wiring, has_classes, seed) = (Wiring::OneHop, scenario.engine.classes, scenario.seed);
+    Ok(Setup { wiring, optimisations, links, has_classes, faults, seed, ..Setup::default() })
 }
 
 fn network(

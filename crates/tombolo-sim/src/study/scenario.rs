@@ -26,6 +26,9 @@ pub struct Scenario {
     /// What nodes do.
     #[serde(default)]
     pub workload: Option<Workload>,
+    /// How engines go about it, with a topology.
+    #[serde(default)]
+    pub engine: EngineKind,
     /// What links do wrong, each to so many packets of a million.
     #[serde(default)]
     pub faults: Faults,
@@ -36,6 +39,17 @@ pub struct Scenario {
     #[serde(default)]
     pub interface: Option<Interface>,
 }
+
+/// Scenarios that come with the simulator: their names and files.
+pub const EXAMPLES: [(&str, &str); 7] = [
+    ("checksum", include_str!("examples/checksum.toml")),
+    ("classes", include_str!("examples/classes.toml")),
+    ("links", include_str!("examples/links.toml")),
+    ("livelock", include_str!("examples/livelock.toml")),
+    ("timeout", include_str!("examples/timeout.toml")),
+    ("touch-ahead", include_str!("examples/touch-ahead.toml")),
+    ("window", include_str!("examples/window.toml")),
+];
 
 /// Who is connected to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,6 +174,22 @@ pub enum WorkloadKind {
     Listed,
 }
 
+/// How engines go about transfers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EngineKind {
+    /// Whether small transfers go before large ones.
+    pub classes: bool,
+    /// Whether what QOS §3.3 made quicker is.
+    pub optimised: bool,
+}
+
+impl Default for EngineKind {
+    fn default() -> Self {
+        Self { classes: true, optimised: true }
+    }
+}
+
 /// What links do wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -273,6 +303,19 @@ impl Scenario {
         Ok(scenario)
     }
 
+    /// The text of an example.
+    pub fn example(name: &str) -> Option<&'static str> {
+        EXAMPLES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+    }
+
+    /// As a file that gives the same again, with what was set.
+    ///
+    /// # Errors
+    /// [`StudyError::Unreadable`], if a seed is beyond what TOML can hold.
+    pub fn to_toml(&self) -> Result<String, StudyError> {
+        toml::to_string(self).map_err(|error| StudyError::Unreadable(error.to_string()))
+    }
+
     /// The platform, with the other values of its constants.
     ///
     /// # Errors
@@ -346,6 +389,16 @@ mod tests {
         ] {
             let said = parse(&[(key, value)]).expect_err(key);
             assert!(said.contains(error), "{key}: {said}");
+        }
+    }
+
+    #[test]
+    fn examples_are_scenarios_that_are_written_as_they_are_read() {
+        for (name, text) in EXAMPLES {
+            let scenario = Scenario::parse(text, &[]).expect(name);
+            let again = scenario.to_toml().expect(name);
+            assert_eq!(Scenario::parse(&again, &[]), Ok(scenario), "{name}: {again}");
+            assert_eq!(Scenario::example(name), Some(text));
         }
     }
 

@@ -16,7 +16,7 @@ use crate::{Failure, output};
 /// Arguments of `tombolo sim run`.
 #[derive(Args)]
 pub struct Arguments {
-    /// A TOML file: platform, topology, workload, faults.
+    /// A TOML file (platform, topology, workload, faults), or the name of an example.
     scenario: PathBuf,
     /// What random numbers are drawn from, in place of the file's seed.
     #[arg(long, value_name = "N")]
@@ -39,6 +39,9 @@ pub struct Arguments {
     /// Write what every part did when into this file, for ui.perfetto.dev: of one run.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Print the scenario with all that was set, as a file, and run nothing.
+    #[arg(long, conflicts_with_all = ["sweep", "csv", "trace", "json"])]
+    show: bool,
     /// Print JSON: each run with its scenario and every counter.
     #[arg(long)]
     json: bool,
@@ -50,6 +53,18 @@ fn pair(text: &str) -> Result<(String, String), String> {
         return Err("KEY=VALUE is wanted".into());
     }
     Ok((key.into(), value.into()))
+}
+
+/// An example, or a file.
+fn text_of(scenario: &Path) -> Result<String, Failure> {
+    if let Some(text) = scenario.to_str().and_then(Scenario::example) {
+        return Ok(text.to_owned());
+    }
+    fs::read_to_string(scenario).map_err(|error| {
+        let known = study::EXAMPLES.map(|(name, _)| name).join(", ");
+        let name = scenario.display();
+        Failure::new(format!("{name} is no example ({known}), and cannot be read as a file: {error}"))
+    })
 }
 
 /// A run that is to be made: what was swept, and the scenario.
@@ -142,10 +157,13 @@ fn table(planned: &[Planned], outcomes: &[Outcome]) -> String {
 
 /// Runs it.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let path = &arguments.scenario;
-    let text =
-        fs::read_to_string(path).map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+    let text = text_of(&arguments.scenario)?;
     let planned = plan(arguments, &text)?;
+    if let (true, Some(one)) = (arguments.show, planned.first()) {
+        let text = one.scenario.to_toml().map_err(|error| Failure::new(error.to_string()))?;
+        output::line(text.trim_end());
+        return Ok(0);
+    }
     if arguments.trace.is_some() && planned.len() != 1 {
         return Err(Failure { text: format!("--trace is for one run, not {}", planned.len()), code: 2 });
     }

@@ -79,10 +79,91 @@ fn platforms_say_where_their_constants_are_from_and_are_fitted() {
     let said = tombolo(&["sim", "fit", "moon"]);
     assert!(
         said.code() == 125
-            && said.stderr.contains("moon is no platform (exanest-qfdb, remap-zcu102, zedboard-gen1)"),
+            && said
+                .stderr
+                .contains("moon is no platform (exanest-qfdb, microzed-gen2, pcie-ntb, remap-zcu102,"),
         "{}",
         said.stderr
     );
+}
+
+/// What a run of an example with these arguments writes as CSV.
+fn table(name: &str, more: &[&str], file: &std::path::Path) -> String {
+    let csv = file.to_str().unwrap();
+    let said = tombolo(&[&["sim", "run", name, "--csv", csv], more].concat());
+    assert_eq!(said.code(), 0, "{name}: {}", said.stderr);
+    std::fs::read_to_string(file).unwrap()
+}
+
+/// Each example, with what its file says is to be swept: the same rows whatever the number of threads.
+#[test]
+fn examples_give_the_same_table_with_any_number_of_threads() {
+    let file = std::env::temp_dir().join(format!("tombolo-sweep-{}.csv", std::process::id()));
+    let mut examples = 0;
+    for (name, text) in tombolo_sim::study::EXAMPLES {
+        let line = text.lines().find_map(|line| line.strip_prefix("# tombolo sim run ")).expect(name);
+        let words: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(words.first(), Some(&name));
+        let one = table(name, &[&words[1..], &["--jobs", "1"]].concat(), &file);
+        assert_eq!(one, table(name, &[&words[1..], &["--jobs", "2"]].concat(), &file), "{name}");
+        assert!(one.lines().count() > 2, "{name}: {one}");
+        examples += 1;
+    }
+    assert_eq!(examples, 7);
+    // Seeds that follow each other give runs that differ, where chance has a part.
+    let repeated = table("livelock", &["--repeat", "3", "--seed", "5"], &file);
+    let rows: Vec<Vec<&str>> = repeated.lines().skip(1).map(|row| row.split(',').collect()).collect();
+    assert_eq!(rows.iter().map(|row| row[0]).collect::<Vec<_>>(), ["5", "6", "7"]);
+    assert_ne!(rows[0][1..], rows[1][1..]);
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn a_scenario_of_ones_own_is_run_and_what_is_wrong_with_it_is_said() {
+    let folder = std::env::temp_dir().join(format!("tombolo-scenario-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (file, trace) = (folder.join("mine.toml"), folder.join("mine.pftrace"));
+    let (path, trace_path) = (file.to_str().unwrap(), trace.to_str().unwrap());
+    let shown = tombolo(&["sim", "run", "window", "--set", "workload.bytes=65536", "--show"]);
+    assert_eq!(shown.code(), 0, "{}", shown.stderr);
+    std::fs::write(&file, shown.text()).unwrap();
+    let said = tombolo(&["sim", "run", path, "--json", "--trace", trace_path]);
+    let found: Value = serde_json::from_str(&said.text()).expect("JSON");
+    let run = &found["runs"][0];
+    assert_eq!((said.code(), &run["values"]["transfers"]), (0, &1.0.into()), "{found:#}");
+    // All that it was made with and all that it counted.
+    assert_eq!(run["scenario"]["workload"]["bytes"], 65_536);
+    assert_eq!(run["constants"]["hop"]["unit"], "ns");
+    assert_eq!(run["parts"]["node 1"]["blocks_sent"], 4.0);
+    assert!(run["parts"]["link 1 to 0"]["busy_percent"].as_f64() > Some(10.0), "{found:#}");
+    assert!(std::fs::metadata(&trace).unwrap().len() > 10_000);
+    for (arguments, code, error) in [
+        (&["moon"][..], 125, "moon is no example (checksum, classes,"),
+        (&["window", "--set", "workload.byte=1"], 2, "unknown field `byte`"),
+        (&["window", "--set", "workload.bytes"], 2, "KEY=VALUE is wanted"),
+        (&["window", "--set", "constants.hops=1"], 2, "has no constant hops"),
+        (&["window", "--set", "topology.nodes=1"], 125, "a Ring of 1 nodes"),
+        (&["window", "--sweep", "seed=1,2", "--trace", trace_path], 2, "--trace is for one run, not 2"),
+        (
+            &["classes", "--set", "topology.nodes=2", "--set", "workload.transfers=[[0,2,1,0]]"],
+            125,
+            "from node 0 to 2, of 2",
+        ),
+        (
+            &["checksum", "--set", "workload.kind=incast"],
+            125,
+            "either [topology] and [workload], or [interface]",
+        ),
+    ] {
+        let said = tombolo(&[&["sim", "run"], arguments].concat());
+        assert!(
+            said.code() == code && said.stderr.contains(error),
+            "{arguments:?}: {} {}",
+            said.code(),
+            said.stderr
+        );
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
