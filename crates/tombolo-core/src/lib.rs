@@ -1,7 +1,7 @@
 //! The protocol state machines: no input or output, no clock, no threads.
 //!
 //! **What.** [`rdma`] is the engine that moves bytes between the memories of two
-//! nodes (QOS ch. 3-4); [`fabric`] knows the nodes that one is to be joined to; [`iommu`] deals with absent pages of registered memory (FAULT ch. 3), and [`own`] with what follows for the engine; [`pager`] knows the pages of programs; [`store`] says which lenders have which page of far memory, and makes copies; [`segment`] says where a borrowed byte lies (REMAP §III), and [`packetise`] cuts transactions of a memory bus for links (REMAP §V); [`nic`] shares one network interface among many (MICRO §3.2).
+//! nodes (QOS ch. 3-4); [`fabric`] knows the nodes that one is to be joined to; [`iommu`] deals with absent pages of registered memory (FAULT ch. 3), and [`own`] with what follows for the engine; [`pager`] knows the pages of programs; [`store`] says which lenders have which page of far memory, and makes copies; [`segment`] says where a borrowed byte lies (REMAP §III), and [`packetise`] cuts transactions of a memory bus for links (REMAP §V); [`nic`] shares one network interface among many (MICRO §3.2); [`sdp`] is a stream of bytes through a buffer that the receiver empties (SDP §4.2).
 //!
 //! **Why.** A machine that is only told events and the time, and only answers
 //! with actions, is the same machine on a real link and in a simulated one: a

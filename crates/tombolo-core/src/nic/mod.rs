@@ -12,7 +12,7 @@
 //! A TAP device has its queues and its coalescing in the kernel. Ports of other machines have a [`pipe`] in each direction,
 //! with a [`Coalescer`]; who has those is said by [`session`], and who is
 //! connected at the owner's machine by [`connection`]; which ports are slow to write to, [`effort`]. Descriptor rings ([`ring`]) and [`Fifo`] are those of the prototype's
-//! ports, for the model: nothing but their tests uses them so far.
+//! ports, for the model (`tombolo-sim::hosts`): no port here uses them.
 
 mod coalesce;
 pub mod connection;
