@@ -1,4 +1,4 @@
-//! `cargo xtask bench paging|rdma|faults|net`: Tombolo beside others, on this machine, and
+//! `cargo xtask bench paging|rdma|faults|net|sim`: Tombolo beside others, on this machine, and
 //! the page in `bench/` that shows it. Each bench writes a part of the page.
 
 use std::path::{Path, PathBuf};
@@ -15,12 +15,14 @@ mod net;
 mod page;
 mod paging;
 mod rdma;
+mod sim;
 
 const USAGE: &str = "\
 usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|forks|sort|redis|chase]
        cargo xtask bench rdma [--runs N]
        cargo xtask bench faults [--runs N]
-       cargo xtask bench net [--runs N]";
+       cargo xtask bench net [--runs N]
+       cargo xtask bench sim [--runs N]";
 
 /// Builds the release binary of a package, which has the same name; where it is.
 pub fn build(package: &str) -> Result<PathBuf, String> {
@@ -51,6 +53,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
         Some("rdma") => rdma::main(rest),
         Some("faults") => faults::main(rest),
         Some("net") => net::main(rest),
+        Some("sim") => sim::main(rest),
         _ => Err(USAGE.into()),
     }
 }

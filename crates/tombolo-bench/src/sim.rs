@@ -18,7 +18,7 @@ use crate::{Failure, print_json};
 /// Arguments of `tombolo-bench sim`.
 #[derive(Args)]
 pub struct Arguments {
-    /// How much is written in each round.
+    /// How much is written in each round; and a quarter of it, and four times as much.
     #[arg(long, value_parser = size::bytes, default_value = "256M")]
     bytes: usize,
     /// Seeds of each round.
@@ -52,6 +52,13 @@ fn packets_per_s(bytes: usize) -> Result<f64, Failure> {
     Ok(host.counters().packets_placed as f64 / took)
 }
 
+/// The most memory that this process has had.
+fn peak_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
 /// Seeds of one run, in a second.
 fn seeds_per_s(seeds: u64) -> Result<f64, Failure> {
     let since = Instant::now();
@@ -66,16 +73,28 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.rounds == 0 || arguments.seeds == 0 {
         return Err(Failure::new("at least one round of one seed is needed"));
     }
-    let (mut packets, mut seeds) = (Vec::new(), Vec::new());
-    for _ in 0..arguments.rounds {
-        packets.push(packets_per_s(arguments.bytes)?);
-        seeds.push(seeds_per_s(arguments.seeds)?);
+    let mut rows = Vec::new();
+    // From small to large: the most memory that was there only grows.
+    for bytes in [arguments.bytes / 4, arguments.bytes, arguments.bytes.saturating_mul(4)] {
+        let rates = (0..arguments.rounds).map(|_| packets_per_s(bytes)).collect::<Result<Vec<_>, _>>()?;
+        rows.push((bytes, median(&rates).unwrap_or(f64::NAN), peak_kib()));
     }
-    let (packets, seeds) = (median(&packets).unwrap_or(f64::NAN), median(&seeds).unwrap_or(f64::NAN));
+    let seeds = (0..arguments.rounds).map(|_| seeds_per_s(arguments.seeds)).collect::<Result<Vec<_>, _>>()?;
+    let seeds = median(&seeds).unwrap_or(f64::NAN);
     if arguments.json {
-        return print_json(&json!({ "packets_per_s": packets, "seeds_per_s": seeds }));
+        let packets = rows.iter().map(
+            |(bytes, rate, peak_kib)| json!({ "bytes": bytes, "packets_per_s": rate, "peak_kib": peak_kib }),
+        );
+        return print_json(&json!({ "packets": packets.collect::<Vec<_>>(), "seeds_per_s": seeds }));
     }
-    println!("{:.2} million packets of 256 bytes a second, on one processor", packets / 1e6);
+    for (bytes, rate, peak_kib) in rows {
+        println!(
+            "{:.2} million packets of 256 bytes a second, of {} MiB; {} MiB of memory at most",
+            rate / 1e6,
+            bytes >> 20,
+            peak_kib >> 10
+        );
+    }
     println!("{seeds:.0} seeds of the engine's world a second");
     Ok(())
 }

@@ -47,6 +47,8 @@ struct Side {
     gives_up_after: Option<u64>,
     /// Transfers by loads and by DMA.
     fetches: [u64; 2],
+    /// Whether actions wait until it is their turn, beside all else.
+    acts_late: bool,
 }
 
 const SMALL_BYTES: u32 = 8;
@@ -70,6 +72,7 @@ impl Side {
             received: 0,
             gives_up_after: None,
             fetches: [0; 2],
+            acts_late: false,
         }
     }
 
@@ -120,7 +123,12 @@ impl Side {
     }
 
     fn act(&mut self) {
-        while let Some(action) = self.connection.poll() {
+        while self.act_once() {}
+    }
+
+    fn act_once(&mut self) -> bool {
+        let Some(action) = self.connection.poll() else { return false };
+        {
             match action {
                 Action::Publish { sequence, size } => (self.sequence, self.size) = (sequence, size),
                 Action::Signal => self.out.push_back(Crossing::Signal),
@@ -140,6 +148,7 @@ impl Side {
                 }
             }
         }
+        true
     }
 }
 
@@ -182,18 +191,24 @@ fn run(random: &mut Random, sides: &mut [Side; 2]) {
             could.extend((side.receiver == Program::Runs).then_some((1, number)));
             could.extend((!side.out.is_empty()).then_some((2, number)));
             could.extend((!side.answers.is_empty()).then_some((3, number)));
+            could.extend(side.acts_late.then_some((4, number)));
         }
-        if could.is_empty() {
+        let is_idle = could.iter().all(|(what, _)| *what == 4);
+        if is_idle && !sides.iter_mut().any(Side::act_once) {
             return;
+        }
+        if is_idle {
+            continue;
         }
         let (what, number) = could[random.below(could.len() as u64) as usize];
         match what {
             0 => sides[number].send(random),
             1 => sides[number].receive(random),
             2 => cross(sides, number),
-            _ => answer(&mut sides[number]),
+            3 => answer(&mut sides[number]),
+            _ => drop(sides[number].act_once()),
         }
-        sides.iter_mut().for_each(Side::act);
+        sides.iter_mut().filter(|side| !side.acts_late).for_each(Side::act);
     }
 }
 
@@ -206,6 +221,7 @@ fn every_byte_arrives_in_order_and_nobody_sleeps_for_ever() {
         let mut sides = [(); 2].map(|()| Side::new(buffer_bytes, 0));
         for side in &mut sides {
             side.to_send = random.below(2_000);
+            side.acts_late = random.one_in(2);
         }
         run(&mut random, &mut sides);
         let [one, other] = &sides;
@@ -234,6 +250,7 @@ fn who_closes_early_ends_the_other_and_loses_nothing_of_its_own() {
         let mut sides = [(); 2].map(|()| Side::new(buffer_bytes, 0));
         for side in &mut sides {
             side.to_send = random.below(2_000);
+            side.acts_late = random.one_in(2);
         }
         let early = random.below(2) as usize;
         sides[early].gives_up_after = Some(random.below(1_000));
@@ -252,7 +269,8 @@ fn who_closes_early_ends_the_other_and_loses_nothing_of_its_own() {
 /// Bytes are named, so a buffer that lies is seen before anything is taken from it.
 #[test]
 fn a_buffer_that_lies_ends_the_connection() {
-    for (sequence, size) in [(2, 1), (1, 0), (1, 101), (u32::MAX - 1, 5)] {
+    // The last one is what a bus reads of a device that is gone.
+    for (sequence, size) in [(2, 1), (1, 0), (1, 101), (u32::MAX - 1, 5), (u32::MAX, u32::MAX)] {
         let mut connection = Connection::new(Config { buffer_bytes: 100, small_bytes: SMALL_BYTES });
         assert_eq!(connection.receive(FREE, 10), Ok(Received::Later));
         assert_eq!(connection.poll(), Some(Action::Look));
@@ -261,7 +279,61 @@ fn a_buffer_that_lies_ends_the_connection() {
         let error = SdpError::Protocol { sequence, size };
         assert_eq!(connection.receive(FREE, 10), Err(error));
         assert_eq!(connection.send(FREE, 10), Err(error));
+        // It is not heard any more, and keeps nobody from ending.
+        while connection.poll().is_some() {}
+        connection.signalled(FREE);
+        connection.looked(1, 5);
+        assert_eq!((connection.poll(), connection.receive(FREE, 10)), (None, Err(error)));
+        connection.close(FREE);
+        let last = std::iter::from_fn(|| connection.poll()).last();
+        assert_eq!((last, connection.is_over()), (Some(Action::Finish), true));
     }
+}
+
+/// A number that does not stand in the buffer yet is not one that the other side has taken.
+#[test]
+fn what_is_published_is_not_taken_before_it_stands_there() {
+    let connection = || Connection::new(Config { buffer_bytes: 100, small_bytes: SMALL_BYTES });
+    let mut busy = connection();
+    assert_eq!(busy.send(FREE, 100), Ok(0..100));
+    busy.signalled(FREE);
+    assert_eq!(busy.send(FREE, 100), Ok(100..100), "the program would write over what is not taken");
+    let mut closing = connection();
+    assert_eq!(closing.send(FREE, 100), Ok(0..100));
+    closing.signalled(FREE);
+    closing.close(FREE);
+    let published =
+        std::iter::from_fn(|| closing.poll()).filter(|action| matches!(action, Action::Publish { .. }));
+    assert_eq!(published.collect::<Vec<_>>(), [Action::Publish { sequence: 1, size: 100 }]);
+    assert!(!closing.is_over());
+}
+
+/// A buffer of a side that has closed may be another connection's by the time at which it is looked at.
+#[test]
+fn an_answer_that_comes_after_the_end_is_nothing() {
+    let mut connection = Connection::new(Config { buffer_bytes: 100, small_bytes: SMALL_BYTES });
+    assert_eq!(connection.receive(FREE, 10), Ok(Received::Later));
+    assert_eq!(connection.poll(), Some(Action::Look));
+    connection.closed_by_peer();
+    connection.closed_by_peer();
+    connection.looked(1, 5);
+    let wakes = [Action::Wake(Wake::Receiver), Action::Wake(Wake::Sender)];
+    assert_eq!(std::iter::from_fn(|| connection.poll()).collect::<Vec<_>>(), wakes);
+    assert_eq!(connection.receive(FREE, 10), Ok(Received::End));
+}
+
+#[test]
+fn who_waits_hears_of_the_end() {
+    let mut connection = Connection::new(Config { buffer_bytes: 100, small_bytes: SMALL_BYTES });
+    assert_eq!(connection.receive(FREE, 10), Ok(Received::Later));
+    connection.abort();
+    let all: Vec<_> = std::iter::from_fn(|| connection.poll()).collect();
+    assert!(all.contains(&Action::Wake(Wake::Receiver)) && all.contains(&Action::Finish), "{all:?}");
+    assert_eq!(connection.receive(FREE, 10), Err(SdpError::Closed));
+    let mut lost = Connection::new(Config { buffer_bytes: 100, small_bytes: SMALL_BYTES });
+    assert_eq!(lost.receive(FREE, 10), Ok(Received::Later));
+    lost.failed();
+    assert_eq!(lost.receive(FREE, 10), Err(SdpError::Unreachable));
 }
 
 /// SDP §4.2.2: a full buffer goes, small data go, and what is between goes when the program receives or closes.
@@ -270,10 +342,10 @@ fn four_things_start_a_transfer() {
     let published = |act: &dyn Fn(&mut Connection)| {
         let mut connection = Connection::new(Config { buffer_bytes: 100, small_bytes: SMALL_BYTES });
         act(&mut connection);
-        match connection.poll() {
-            Some(Action::Publish { sequence: 1, size }) => Some(size),
+        std::iter::from_fn(|| connection.poll()).find_map(|action| match action {
+            Action::Publish { sequence: 1, size } => Some(size),
             _ => None,
-        }
+        })
     };
     let send = |connection: &mut Connection, bytes| connection.send(FREE, bytes).map(|place| place.end);
     assert_eq!(published(&|connection| assert_eq!(send(connection, 50), Ok(50))), None);

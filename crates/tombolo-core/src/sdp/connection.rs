@@ -30,7 +30,7 @@ pub enum Method {
     Dma,
 }
 
-/// What the program is to be told.
+/// Which call that waits may go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// There is room to send.
@@ -88,6 +88,9 @@ pub enum SdpError {
     /// The other side has closed the connection.
     #[error("the other side has closed the connection")]
     PeerClosed,
+    /// The other side's memory could not be read.
+    #[error("the other side cannot be reached")]
+    Unreachable,
     /// The other side's buffer has a number that cannot be, or a size beyond the buffer.
     #[error("the other side's buffer says {sequence} and {size} bytes, which cannot be")]
     Protocol {
@@ -111,7 +114,7 @@ enum Intake {
     Fetching { bytes: u32 },
 }
 
-/// How far this side is with ending.
+/// Which directions this side has closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Ending {
     No,
@@ -123,14 +126,16 @@ enum Ending {
 
 /// One side of a connection. See the module's documentation.
 ///
-/// Wherever a method asks for `own`, it is the number that stands in the own send buffer now: the other side changes it.
+/// Wherever a method asks for `own`, it is the number that stands in the own send buffer now: the other side changes it. What
+/// [`Connection::poll`] gives is carried out before any other method is called.
 #[derive(Debug)]
 pub struct Connection {
     config: Config,
     /// Bytes in the own send buffer.
     filled: u32,
-    /// The number of the own buffer, while the other side has not released it.
+    /// The number of the own buffer, while the other side has not released it; and whether it stands there: until then [`FREE`] does.
     published: Option<u32>,
+    is_visible: bool,
     /// The number for the next data.
     next: u32,
     wants_room: bool,
@@ -156,6 +161,7 @@ impl Connection {
             config: Config { buffer_bytes: config.buffer_bytes.max(1), ..config },
             filled: 0,
             published: None,
+            is_visible: false,
             next: 1,
             wants_room: false,
             ending: Ending::No,
@@ -173,11 +179,13 @@ impl Connection {
 
     /// What the driver is to do next.
     pub fn poll(&mut self) -> Option<Action> {
-        self.actions.pop_front()
+        let action = self.actions.pop_front();
+        self.is_visible |= matches!(action, Some(Action::Publish { .. }));
+        action
     }
 
     /// The program wants to send so many bytes: the place in the own send buffer for as many of them as there is room for, to which they
-    /// are to be copied before the next action. An empty place: none now, and [`Wake::Sender`] says when.
+    /// are to be copied before the next action. An empty place: none now, and [`Wake::Sender`] says when (of no bytes at all it says nothing).
     ///
     /// # Errors
     /// [`SdpError`]; nothing is sent any more.
@@ -191,7 +199,7 @@ impl Connection {
         }
         self.see(own);
         if self.published.is_some() {
-            self.wants_room = wanted_bytes > 0;
+            self.wants_room |= wanted_bytes > 0;
             return Ok(self.filled..self.filled);
         }
         let bytes = wanted_bytes.min(self.config.buffer_bytes - self.filled);
@@ -242,6 +250,11 @@ impl Connection {
 
     fn end(&mut self, own: u32, ending: Ending) {
         self.ending = self.ending.max(ending);
+        // Who waits in a call hears that it is over.
+        self.actions.push_back(Action::Wake(Wake::Sender));
+        if ending == Ending::Whole {
+            self.actions.push_back(Action::Wake(Wake::Receiver));
+        }
         self.see(own);
         self.publish();
         self.go_on();
@@ -256,6 +269,25 @@ impl Connection {
         }
     }
 
+    /// The program ends the connection at once: what the other side has not taken is lost.
+    pub fn abort(&mut self) {
+        (self.ending, self.published, self.filled) = (Ending::Whole, None, 0);
+        self.actions.extend([Action::Wake(Wake::Sender), Action::Wake(Wake::Receiver)]);
+        self.go_on();
+    }
+
+    /// The other side's memory could not be read, or written.
+    pub fn failed(&mut self) {
+        self.fail(SdpError::Unreachable);
+    }
+
+    fn fail(&mut self, error: SdpError) {
+        self.error.get_or_insert(error);
+        self.intake = Intake::Idle;
+        self.actions.extend([Action::Wake(Wake::Receiver), Action::Wake(Wake::Sender)]);
+        self.go_on();
+    }
+
     /// The other side has sent a signal.
     pub fn signalled(&mut self, own: u32) {
         self.see(own);
@@ -267,9 +299,14 @@ impl Connection {
         }
     }
 
-    /// What stands in the other side's send buffer.
+    /// What stands in the other side's send buffer. What the other side has written before is here before this answer: so one that has
+    /// closed the connection, and may use its buffer for another one, is known to have.
     pub fn looked(&mut self, sequence: u32, size: u32) {
         let Intake::Looking { again } = self.intake else { return };
+        if self.is_deaf() {
+            self.intake = Intake::Idle;
+            return;
+        }
         self.intake = Intake::Waiting;
         let has_data = sequence == self.expected && (1..=self.config.buffer_bytes).contains(&size);
         if has_data && self.ending == Ending::Whole {
@@ -279,13 +316,12 @@ impl Connection {
             let by = if size <= self.config.small_bytes { Method::Loads } else { Method::Dma };
             self.intake = Intake::Fetching { bytes: size };
             self.actions.push_back(Action::Fetch { bytes: size, by });
-        } else if sequence == OUT_OF_DATA {
+        } else if (sequence, size) == (OUT_OF_DATA, 0) {
             self.peer_is_out = true;
             self.intake = Intake::Idle;
             self.actions.push_back(Action::Wake(Wake::Receiver));
         } else if sequence != FREE {
-            self.error.get_or_insert(SdpError::Protocol { sequence, size });
-            self.actions.extend([Action::Wake(Wake::Receiver), Action::Wake(Wake::Sender)]);
+            self.fail(SdpError::Protocol { sequence, size });
         } else if again {
             self.look();
         }
@@ -294,6 +330,10 @@ impl Connection {
     /// The data are in the receive buffer.
     pub fn fetched(&mut self) {
         let Intake::Fetching { bytes } = self.intake else { return };
+        if self.is_deaf() {
+            self.intake = Intake::Idle;
+            return;
+        }
         (self.intake, self.held) = (Intake::Idle, 0..bytes);
         self.expected = after(self.expected);
         self.actions.extend([Action::Release, Action::Signal, Action::Wake(Wake::Receiver)]);
@@ -302,14 +342,21 @@ impl Connection {
 
     /// The other side has closed the connection: all that it sent was taken before.
     pub fn closed_by_peer(&mut self) {
-        self.peer_has_closed = true;
-        self.actions.extend([Action::Wake(Wake::Receiver), Action::Wake(Wake::Sender)]);
+        if !std::mem::replace(&mut self.peer_has_closed, true) {
+            self.actions.extend([Action::Wake(Wake::Receiver), Action::Wake(Wake::Sender)]);
+        }
     }
 
-    /// Whether both sides have closed, or this one has and the other knows: the buffers may go.
+    /// Whether nothing of the other side counts any more: it has closed, or said what cannot be.
+    fn is_deaf(&self) -> bool {
+        self.peer_has_closed || self.error.is_some()
+    }
+
+    /// Whether the buffers may go: this side has closed, and has said so, or the other one has. An answer to [`Action::Look`] that is still on
+    /// its way is not to be given to another connection.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.ending == Ending::Whole && (self.has_finished || self.peer_has_closed)
+        self.ending == Ending::Whole && (self.has_finished || self.peer_has_closed) && self.actions.is_empty()
     }
 
     /// Whether there is something that the other side has not taken.
@@ -324,7 +371,7 @@ impl Connection {
 
     /// What stands in the own send buffer.
     fn see(&mut self, own: u32) {
-        if self.published.is_some() && own == FREE {
+        if self.published.is_some() && self.is_visible && own == FREE {
             (self.published, self.filled) = (None, 0);
             if std::mem::take(&mut self.wants_room) {
                 self.actions.push_back(Action::Wake(Wake::Sender));
@@ -338,17 +385,18 @@ impl Connection {
         if self.filled > 0 && self.published.is_none() {
             let sequence = self.next;
             self.next = after(sequence);
-            self.published = Some(sequence);
+            (self.published, self.is_visible) = (Some(sequence), false);
             self.actions.extend([Action::Publish { sequence, size: self.filled }, Action::Signal]);
         }
     }
 
     /// Ends what can be ended by now.
     fn go_on(&mut self) {
-        if self.ending == Ending::No || self.has_unsent() {
+        // Of one that cannot be reached, or lies, nothing is waited for.
+        if self.ending == Ending::No || (self.has_unsent() && self.error.is_none()) {
             return;
         }
-        if !std::mem::replace(&mut self.has_said_end, true) {
+        if self.error.is_none() && !std::mem::replace(&mut self.has_said_end, true) {
             self.actions.extend([Action::Publish { sequence: OUT_OF_DATA, size: 0 }, Action::Signal]);
         }
         if self.ending == Ending::Whole && !std::mem::replace(&mut self.has_finished, true) {
@@ -357,6 +405,10 @@ impl Connection {
     }
 
     fn look(&mut self) {
+        if self.is_deaf() {
+            self.intake = Intake::Idle;
+            return;
+        }
         self.intake = Intake::Looking { again: false };
         self.actions.push_back(Action::Look);
     }

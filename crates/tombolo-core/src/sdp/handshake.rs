@@ -11,19 +11,21 @@
 //!   7 maps the client's buffer,
 //!     reads who it is
 //!   8 writes the address of its own
-//!     buffer there, interrupts       ─────►  9 maps it, interrupts
+//!     buffer there, interrupts       ─────►  9 maps it, confirms the id, interrupts
 //!   established                      ◄─────  established
 //! ```
 //!
-//! The id is the server's number of this attempt: what a client of an earlier one writes is not taken for an answer.
+//! The id is the server's number of this attempt. It stands beside who the client is, and in what the client confirms, so that what another
+//! client, or this one at an earlier attempt, has written is not taken for an answer: the attempt ends by its time then. The register for the
+//! confirmation, and two for the end of a connection, are ours: the document has one signal for the one, and one register for the other.
 
 /// Registers that both sides can read and write.
-pub const MAILBOXES: usize = 5;
+pub const MAILBOXES: usize = 7;
 
 /// What stands in which register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mail {
-    /// The port on which the server waits; 0: it does not.
+    /// The port on which the server listens; 0 if it does not.
     Port = 0,
     /// The id of its attempt.
     Offer = 1,
@@ -31,8 +33,12 @@ pub enum Mail {
     Buffer = 2,
     /// The id of the attempt that the client answers.
     Answer = 3,
-    /// The id of a connection that its writer has closed.
-    Finish = 4,
+    /// The id of the connection that the client has.
+    Confirm = 4,
+    /// The id of a connection, or of an attempt, that the server has closed.
+    ServerFinish = 5,
+    /// That of one that the client has.
+    ClientFinish = 6,
 }
 
 /// Who a client is.
@@ -42,6 +48,8 @@ pub struct Hello {
     pub address: u32,
     /// Its port.
     pub port: u16,
+    /// The attempt that it answers.
+    pub id: u32,
 }
 
 /// What the driver is to do, in this order.
@@ -49,6 +57,8 @@ pub struct Hello {
 pub enum Step {
     /// Write a register.
     Write(Mail, u32),
+    /// Write a size of 0 and [`super::FREE`] into the own send buffer: what stood there was of another connection, or of this beginning.
+    Clear,
     /// Write this into the own send buffer; its first word, where the server will write, is 0.
     Introduce(Hello),
     /// Map the other side's buffer.
@@ -91,6 +101,8 @@ enum Waits {
     Hello { buffer: u32 },
     /// For the client's last signal.
     Signal { established: Established },
+    /// For nothing: the connection is there.
+    Nothing,
 }
 
 /// The server's side of one connection that is to come.
@@ -127,6 +139,7 @@ impl Accept {
         self.waits = Waits::Client;
         self.answer_by_ns = None;
         self.steps.extend([
+            Step::Clear,
             Step::Write(Mail::Answer, 0),
             Step::Write(Mail::Offer, self.id),
             Step::Write(Mail::Port, self.port.into()),
@@ -140,7 +153,13 @@ impl Accept {
 
     /// A signal has come: what stands in the registers. Both sides' numbers, if the connection is there.
     pub fn signalled(&mut self, now_ns: u64, mail: &[u32; MAILBOXES]) -> Option<Established> {
+        let is_given_up = mail[Mail::ClientFinish as usize] == self.id;
         match self.waits {
+            // It may begin anew.
+            Waits::Hello { .. } | Waits::Signal { .. } if is_given_up => {
+                self.answer_by_ns = Some(now_ns);
+                None
+            }
             Waits::Client if mail[Mail::Answer as usize] == self.id => {
                 let buffer = mail[Mail::Buffer as usize];
                 self.waits = Waits::Hello { buffer };
@@ -149,15 +168,23 @@ impl Accept {
                 self.steps.extend([Step::Write(Mail::Port, 0), Step::Map(buffer), Step::Read]);
                 None
             }
-            Waits::Signal { established } => Some(established),
-            // Somebody else's.
-            Waits::Client | Waits::Hello { .. } => None,
+            Waits::Signal { established }
+                if mail[Mail::Confirm as usize] == self.id
+                    && mail[Mail::Buffer as usize] == established.buffer =>
+            {
+                (self.waits, self.answer_by_ns) = (Waits::Nothing, None);
+                Some(established)
+            }
+            // A signal for another connection, or of another client.
+            Waits::Client | Waits::Hello { .. } | Waits::Signal { .. } | Waits::Nothing => None,
         }
     }
 
-    /// Who the client is.
-    pub fn introduced(&mut self, hello: Hello) {
-        let Waits::Hello { buffer } = self.waits else { return };
+    /// Who the client of this buffer is. One that answers another attempt is none: this one ends by its time.
+    pub fn introduced(&mut self, buffer: u32, hello: Hello) {
+        if self.waits != (Waits::Hello { buffer }) || hello.id != self.id {
+            return;
+        }
         self.waits = Waits::Signal { established: Established { id: self.id, buffer, hello } };
         self.steps.extend([Step::Reply(self.buffer), Step::Signal]);
     }
@@ -168,10 +195,14 @@ impl Accept {
         self.answer_by_ns
     }
 
-    /// Time has passed: a client that began and did not go on is given up, and the next one has a new id.
+    /// Time has passed: a client that began and did not go on is given up and told, and the next one has a new id: a random number. A client
+    /// that is told of its attempt's end after it has a connection closes that.
     pub fn elapsed(&mut self, now_ns: u64, next_id: u32) {
         if self.answer_by_ns.is_some_and(|by_ns| by_ns <= now_ns) {
-            self.id = next_id;
+            self.steps.extend([Step::Write(Mail::ServerFinish, self.id), Step::Signal]);
+            // Not the same again, and not 0, which is nobody's.
+            self.id =
+                if next_id == 0 || next_id == self.id { self.id.wrapping_add(1).max(1) } else { next_id };
             self.offer();
         }
     }
@@ -203,6 +234,7 @@ impl Connect {
         if id == 0 || port == 0 || mail[Mail::Port as usize] != u32::from(port) {
             return Err(HandshakeError::Refused(port));
         }
+        let hello = Hello { id, ..hello };
         let steps = vec![
             Step::Introduce(hello),
             Step::Write(Mail::Buffer, buffer),
@@ -223,7 +255,13 @@ impl Connect {
         if first_word == 0 {
             return None;
         }
-        self.steps.extend([Step::Map(first_word), Step::Signal]);
+        self.steps.extend([
+            Step::Map(first_word),
+            // What the server wrote there is no number of a buffer.
+            Step::Clear,
+            Step::Write(Mail::Confirm, self.id),
+            Step::Signal,
+        ]);
         Some(Established { id: self.id, buffer: first_word, hello: self.hello })
     }
 
@@ -233,28 +271,36 @@ impl Connect {
         self.by_ns
     }
 
-    /// Time has passed.
+    /// Time has passed. The buffer may be used for something else only when the server offers another attempt: until then it may still be
+    /// written there.
     ///
     /// # Errors
-    /// [`HandshakeError::TimedOut`].
-    pub fn elapsed(&self, now_ns: u64) -> Result<(), HandshakeError> {
-        if now_ns < self.by_ns { Ok(()) } else { Err(HandshakeError::TimedOut) }
+    /// [`HandshakeError::TimedOut`]; the steps that are left tell the server.
+    pub fn elapsed(&mut self, now_ns: u64) -> Result<(), HandshakeError> {
+        if now_ns < self.by_ns {
+            return Ok(());
+        }
+        self.steps = vec![Step::Write(Mail::ClientFinish, self.id), Step::Signal];
+        Err(HandshakeError::TimedOut)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Action, Config, Connection, FREE, OUT_OF_DATA, Received};
     use super::*;
 
     const PORT: u16 = 7734;
     const TIMEOUT_NS: u64 = 1_000;
+    const SERVER_BUFFER: u32 = 500;
+    const CLIENT_BUFFER: u32 = 600;
 
-    /// Registers, the client's buffer, and what was mapped.
+    /// Registers, and the first two words of each buffer, with who a client is beside it.
     #[derive(Default)]
     struct Bridge {
         mail: [u32; MAILBOXES],
-        client_word: u32,
-        client_hello: Hello,
+        words: std::collections::BTreeMap<u32, [u32; 2]>,
+        hellos: std::collections::BTreeMap<u32, Hello>,
         mapped: Vec<u32>,
         signals: u32,
     }
@@ -262,67 +308,105 @@ mod tests {
     impl Bridge {
         fn server(&mut self, accept: &mut Accept) {
             while let Some(step) = accept.poll() {
+                let client = self.mapped.last().copied().unwrap_or_default();
                 match step {
-                    Step::Read => accept.introduced(self.client_hello),
-                    step => self.do_one(step),
+                    Step::Read => {
+                        accept.introduced(client, self.hellos.get(&client).copied().unwrap_or_default())
+                    }
+                    Step::Reply(buffer) => self.words.entry(client).or_default()[0] = buffer,
+                    step => self.do_one(step, SERVER_BUFFER),
                 }
             }
         }
 
-        fn client(&mut self, connect: &mut Connect) {
+        fn client(&mut self, connect: &mut Connect, buffer: u32) {
             while let Some(step) = connect.poll() {
-                self.do_one(step);
+                self.do_one(step, buffer);
             }
         }
 
-        fn do_one(&mut self, step: Step) {
+        fn do_one(&mut self, step: Step, own: u32) {
             match step {
                 Step::Write(mail, value) => self.mail[mail as usize] = value,
-                Step::Introduce(hello) => (self.client_word, self.client_hello) = (0, hello),
+                Step::Clear => drop(self.words.insert(own, [FREE, 0])),
+                Step::Introduce(hello) => {
+                    self.words.insert(own, [0, 7]);
+                    self.hellos.insert(own, hello);
+                }
                 Step::Map(buffer) => self.mapped.push(buffer),
-                Step::Reply(buffer) => self.client_word = buffer,
                 Step::Signal => self.signals += 1,
-                Step::Read => unreachable!("the server alone reads"),
+                Step::Read | Step::Reply(_) => unreachable!("the server alone does"),
             }
+        }
+
+        fn first_word(&self, buffer: u32) -> u32 {
+            self.words.get(&buffer).map_or(0, |words| words[0])
         }
     }
 
-    const HELLO: Hello = Hello { address: 0x0A00_0002, port: 40_000 };
+    const HELLO: Hello = Hello { address: 0x0A00_0002, port: 40_000, id: 0 };
+
+    fn begun(bridge: &mut Bridge, buffer: u32, now_ns: u64) -> Connect {
+        let mut connect =
+            Connect::new(now_ns, PORT, &bridge.mail, HELLO, buffer, TIMEOUT_NS).expect("it listens");
+        bridge.client(&mut connect, buffer);
+        connect
+    }
+
+    fn listening(bridge: &mut Bridge) -> Accept {
+        let mut accept = Accept::new(PORT, 77, SERVER_BUFFER, TIMEOUT_NS);
+        bridge.server(&mut accept);
+        accept
+    }
 
     #[test]
-    fn nine_steps_lead_to_a_connection_that_both_know() {
-        let (mut bridge, mut accept) = (Bridge::default(), Accept::new(PORT, 77, 500, TIMEOUT_NS));
-        bridge.server(&mut accept);
-        assert_eq!(accept.signalled(0, &bridge.mail), None, "a signal of somebody else");
-        let mut connect = Connect::new(0, PORT, &bridge.mail, HELLO, 600, TIMEOUT_NS).expect("it listens");
-        bridge.client(&mut connect);
-        assert_eq!(connect.signalled(bridge.client_word), None);
+    fn nine_steps_lead_to_a_connection_that_both_know_and_whose_buffers_are_clear() {
+        let mut bridge = Bridge::default();
+        // What an earlier connection has left.
+        bridge.words.insert(SERVER_BUFFER, [OUT_OF_DATA, 0]);
+        let mut accept = listening(&mut bridge);
+        assert_eq!(accept.signalled(0, &bridge.mail), None, "a signal for another connection");
+        let mut connect = begun(&mut bridge, CLIENT_BUFFER, 0);
+        assert_eq!(connect.signalled(bridge.first_word(CLIENT_BUFFER)), None);
         assert_eq!(accept.signalled(0, &bridge.mail), None);
         bridge.server(&mut accept);
-        let client = connect.signalled(bridge.client_word).expect("an answer");
-        bridge.client(&mut connect);
+        // Another one's signal is not the client's last one.
+        assert_eq!(accept.signalled(0, &bridge.mail), None);
+        let client = connect.signalled(bridge.first_word(CLIENT_BUFFER)).expect("an answer");
+        bridge.client(&mut connect, CLIENT_BUFFER);
         let server = accept.signalled(1, &bridge.mail).expect("established");
-        assert_eq!((client.id, client.buffer, client.hello), (77, 500, HELLO));
-        assert_eq!((server.id, server.buffer, server.hello), (77, 600, HELLO));
-        assert_eq!((bridge.mapped, bridge.signals), (vec![600, 500], 3));
+        let hello = Hello { id: 77, ..HELLO };
+        assert_eq!((client.id, client.buffer, client.hello), (77, SERVER_BUFFER, hello));
+        assert_eq!((server.id, server.buffer, server.hello), (77, CLIENT_BUFFER, hello));
+        assert_eq!((bridge.mapped.clone(), bridge.signals), (vec![CLIENT_BUFFER, SERVER_BUFFER], 3));
+        assert_eq!((accept.next_deadline(), accept.signalled(2, &bridge.mail)), (None, None));
+        // Each side's first look finds nothing, and no error.
+        for buffer in [CLIENT_BUFFER, SERVER_BUFFER] {
+            let mut connection = Connection::new(Config::default());
+            assert_eq!(connection.receive(FREE, 1), Ok(Received::Later));
+            assert_eq!(connection.poll(), Some(Action::Look));
+            let [sequence, size] = bridge.words[&buffer];
+            connection.looked(sequence, size);
+            assert_eq!(connection.receive(FREE, 1), Ok(Received::Later));
+        }
     }
 
     #[test]
     fn nobody_connects_to_a_port_where_nobody_waits_or_another_does() {
         let mut bridge = Bridge::default();
-        let connect = |mail| Connect::new(0, PORT, mail, HELLO, 600, TIMEOUT_NS).err();
+        let connect =
+            |mail: &[u32; MAILBOXES]| Connect::new(0, PORT, mail, HELLO, CLIENT_BUFFER, TIMEOUT_NS).err();
         assert_eq!(connect(&bridge.mail), Some(HandshakeError::Refused(PORT)));
-        let mut accept = Accept::new(PORT + 1, 77, 500, TIMEOUT_NS);
+        let mut accept = Accept::new(PORT + 1, 77, SERVER_BUFFER, TIMEOUT_NS);
         bridge.server(&mut accept);
         assert_eq!(connect(&bridge.mail), Some(HandshakeError::Refused(PORT)));
     }
 
     #[test]
-    fn a_client_that_stops_half_way_blocks_nobody() {
-        let (mut bridge, mut accept) = (Bridge::default(), Accept::new(PORT, 77, 500, TIMEOUT_NS));
-        bridge.server(&mut accept);
-        let mut first = Connect::new(0, PORT, &bridge.mail, HELLO, 600, TIMEOUT_NS).expect("it listens");
-        bridge.client(&mut first);
+    fn a_client_that_stops_half_way_blocks_nobody_and_is_not_taken_for_the_next() {
+        let mut bridge = Bridge::default();
+        let mut accept = listening(&mut bridge);
+        let mut first = begun(&mut bridge, CLIENT_BUFFER, 0);
         accept.signalled(10, &bridge.mail);
         bridge.server(&mut accept);
         // While it is being answered no other begins.
@@ -332,11 +416,46 @@ mod tests {
         assert!(accept.poll().is_none());
         accept.elapsed(1_010, 78);
         bridge.server(&mut accept);
-        assert_eq!(first.elapsed(1_010), Err(HandshakeError::TimedOut));
-        // What the first one signals now is not taken for the second's.
-        let second =
-            Connect::new(1_010, PORT, &bridge.mail, HELLO, 700, TIMEOUT_NS).expect("it listens again");
-        assert_eq!(accept.signalled(1_011, &bridge.mail), None);
-        assert_eq!((second.next_deadline(), second.id), (2_010, 78));
+        assert_eq!(bridge.mail[Mail::ServerFinish as usize], 77);
+        // The first one goes on now: what it writes is of its attempt.
+        let late = first.signalled(bridge.first_word(CLIENT_BUFFER)).expect("it was answered");
+        bridge.client(&mut first, CLIENT_BUFFER);
+        assert_eq!((late.id, accept.signalled(1_011, &bridge.mail)), (77, None));
+        let mut second = begun(&mut bridge, 700, 1_011);
+        accept.signalled(1_012, &bridge.mail);
+        bridge.server(&mut accept);
+        assert!(second.signalled(bridge.first_word(700)).is_some());
+        bridge.client(&mut second, 700);
+        let server = accept.signalled(1_013, &bridge.mail).expect("established");
+        assert_eq!((server.id, server.buffer), (78, 700));
+    }
+
+    /// Two clients answer one offer: the buffer of one and the id of the other come to no connection, and then one does.
+    #[test]
+    fn clients_that_write_over_each_other_try_again() {
+        let mut bridge = Bridge::default();
+        let mut accept = listening(&mut bridge);
+        let mut first = begun(&mut bridge, CLIENT_BUFFER, 0);
+        let mut second = begun(&mut bridge, 700, 0);
+        // The first one's address comes last.
+        bridge.mail[Mail::Buffer as usize] = CLIENT_BUFFER;
+        bridge.hellos.insert(CLIENT_BUFFER, Hello { id: 76, ..HELLO });
+        accept.signalled(0, &bridge.mail);
+        bridge.server(&mut accept);
+        assert!([CLIENT_BUFFER, 700].iter().all(|buffer| bridge.first_word(*buffer) == 0));
+        for connect in [&mut first, &mut second] {
+            assert_eq!(connect.elapsed(1_000), Err(HandshakeError::TimedOut));
+        }
+        bridge.client(&mut second, 700);
+        // It was told, and need not wait for its own time.
+        accept.signalled(500, &bridge.mail);
+        accept.elapsed(500, 0);
+        bridge.server(&mut accept);
+        let mut third = begun(&mut bridge, 800, 600);
+        accept.signalled(600, &bridge.mail);
+        bridge.server(&mut accept);
+        assert_eq!(third.signalled(bridge.first_word(800)).map(|established| established.id), Some(78));
+        bridge.client(&mut third, 800);
+        assert_eq!(accept.signalled(601, &bridge.mail).map(|established| established.buffer), Some(800));
     }
 }

@@ -1,6 +1,8 @@
 //! The board of QOS and FAULT: nodes with an engine each, as constants of the platform `exanest-qfdb` have it.
 
-use crate::hosts::{Carried, Ended, EngineHost, EngineHostConfig, FaultConfig, Prices, Program, Requests};
+use crate::hosts::{
+    Carried, Ended, EngineHost, EngineHostConfig, FaultConfig, Hypotheses, Prices, Program, Requests,
+};
 use crate::kernel::{PartId, Rate, Span};
 use crate::parts::{Here, Input, Link, LinkConfig, SmmuConfig, World};
 use crate::platform::{Platform, PlatformError};
@@ -78,6 +80,8 @@ pub struct FaultSetup {
     pub timeout: Span,
     /// Whether a context goes on where its pages are present, while a fault of it has not been handled.
     pub hits_under_fault: bool,
+    /// What the document leaves open.
+    pub hypotheses: Hypotheses,
 }
 
 /// What a run may take at most, in virtual time: longer than anything here.
@@ -190,16 +194,12 @@ fn prices(platform: &Platform, setup: &Setup) -> Result<Prices, PlatformError> {
 }
 
 fn faults(platform: &Platform, setup: &FaultSetup) -> Result<FaultConfig, PlatformError> {
-    // A page is touched by a thread of the program, which has to be woken; several are pinned by the driver itself (FAULT §3.2.2).
-    let (notice, wake, call) = match setup.touch {
-        TouchPolicy::Page => {
-            (&["interrupt", "tasklet", "netlink"][..], Some(platform.span("wake")?), "touch")
-        }
-        TouchPolicy::Ahead(_) | TouchPolicy::Adaptive => (&["interrupt", "tasklet"][..], None, "pin"),
+    // A page is touched by a thread of the program; several are pinned by the driver itself. Either way the thread asks for blocks again (FAULT
+    // §3.2.2, 3.2.3.2).
+    let (is_by_thread, call) = match setup.touch {
+        TouchPolicy::Page => (true, "touch"),
+        TouchPolicy::Ahead(_) | TouchPolicy::Adaptive => (false, "pin"),
     };
-    let notice = notice
-        .iter()
-        .try_fold(Span::ZERO, |sum, name| Ok::<_, PlatformError>(sum.plus(platform.span(name)?)))?;
     Ok(FaultConfig {
         policy: FaultPolicy { touch: setup.touch, mode: FaultMode::Terminate },
         iommu: iommu::Config { remembered_records: RememberedRecords::LastTwo, ..iommu::Config::default() },
@@ -210,12 +210,15 @@ fn faults(platform: &Platform, setup: &FaultSetup) -> Result<FaultConfig, Platfo
             walk: Span::ZERO,
             hits_under_fault: setup.hits_under_fault,
         },
-        notice,
-        wake,
-        record: platform.span("mailbox_word")?.times(platform.count("record_words")?),
+        notice: platform.span("interrupt")?.plus(platform.span("tasklet")?),
+        message: platform.span("netlink")?,
+        wake: platform.span("wake")?,
+        is_by_thread,
+        record: platform.span("record_read")?.times(platform.count("record_reads")?),
         touch: platform.span(&format!("{call}_fixed"))?,
         touch_page: platform.span(&format!("{call}_page"))?,
         resume: platform.span("packetizer")?,
+        hypotheses: setup.hypotheses,
     })
 }
 

@@ -126,7 +126,9 @@ fn one(platform: &Platform, others: &Platform, constant: &str, target: &str) -> 
     let whole = |value: f64| if is_whole { value.round() } else { value };
     let with = |value: f64| measure(&others.with(constant, whole(value))?);
     let bounds = |reach: f64| {
-        let (low, mut high) = (now / reach, now * reach);
+        // A whole number is at least one: 0 of something is nothing to fit.
+        let least = if is_whole { 1.0 } else { 0.0 };
+        let (low, mut high) = ((now / reach).max(least), now * reach);
         // A value that cannot be is out of reach.
         while let Err(PlatformError::Value { .. }) = with(high) {
             high = if high > now * 1.001 { f64::midpoint(now, high) } else { now };

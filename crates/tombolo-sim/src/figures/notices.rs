@@ -59,7 +59,13 @@ fn breakdown() -> Result<Report, PlatformError> {
     let tasks = written(&platform, 16)?.tasks;
     let ring = us(platform.span("seen")?);
     let sum: f64 = tasks.iter().map(|(_, span)| us(*span)).sum::<f64>() + ring;
-    report.numbers.push(number("the ring, and all of its tasks", 2.27, sum, "us", Role::Shown));
+    report.numbers.push(number(
+        "the processor: the ring, and all of its tasks",
+        2.27,
+        sum,
+        "us",
+        Role::Shown,
+    ));
     let each = tasks.iter().map(|(name, span)| format!("{name} {:.2} us", us(*span))).collect::<Vec<_>>();
     report.claims.push(Claim {
         what: "it sees the ring, starts one block with its notification, and reads one acknowledgement"
@@ -86,10 +92,6 @@ fn notifications() -> Result<Report, PlatformError> {
     // One way: out of the logic, over the hop, into the other's.
     let way = Span::from_picos(platform.span("logic")?.picos() / 2).plus(platform.span("hop")?);
     let trip = us(way) * 2.0;
-    for (what, stated, found) in [("one block", us(way), &one), ("eight blocks", trip, &many)] {
-        let what = format!("{what}: from the last byte on the line to the notification");
-        report.numbers.push(number(&what, stated, us(found.after_last_byte), "us", Role::Shown));
-    }
     for (what, trips, found) in [
         ("a single block is told of half a round trip after its last byte", 0.5, &one),
         ("several are a whole one after it", 1.0, &many),

@@ -1,9 +1,13 @@
 //! MICRO §4.1 and §4.10: pages that two nodes share, and the writes that lock up both.
 
-use super::{Claim, Class, Document, Figure, Header, Number, Report, Role, micro, named};
+use super::{Claim, Class, Document, Figure, Header, Number, Report, Role, micro, named, qos};
+use crate::boards::qfdb;
 use crate::boards::zedboard::{PairEnd, Port, STORES, pair};
+use crate::hosts::{EngineHost, Program};
+use crate::kernel::Span;
 use crate::parts::{AccessKind, Cache, CacheConfig, SnoopSlots};
 use crate::platform::PlatformError;
+use tombolo_core::rdma::Direction;
 
 const PLATFORM: &str = "zedboard-gen1";
 /// Accesses to one word, one after the other.
@@ -164,6 +168,28 @@ fn caching() -> Result<Report, PlatformError> {
     Ok(report)
 }
 
+/// Two engines under load in both directions: how many transfers complete, and of how many; none, if a part waits for ever.
+fn engines() -> Result<(usize, usize), PlatformError> {
+    const COUNT: u64 = 50;
+    let mut board = qfdb::board(&named("exanest-qfdb"), &qfdb::Setup::default())?;
+    let mut programs = Vec::new();
+    for node in board.nodes.clone() {
+        for direction in [Direction::Write, Direction::Read] {
+            let transfer = qos::transfer(direction, 64 << 10);
+            let program =
+                Program { peer: qfdb::PEER, transfer, count: COUNT, outstanding: 8, gap: Span::ZERO };
+            let program = board.world.with(node, |host: &mut EngineHost, here| host.run(here, program));
+            programs.push((node, program.expect("a node")));
+        }
+    }
+    let is_over = board.world.run_within(Span::from_ns(10_000_000_000)) && board.world.stuck().is_empty();
+    let ended = programs.iter().map(|(node, program)| {
+        let host = board.world.part::<EngineHost>(*node).expect("a node");
+        host.ended(*program).iter().filter(|ended| ended.status == Ok(())).count()
+    });
+    Ok((if is_over { ended.sum() } else { 0 }, programs.len() * COUNT as usize))
+}
+
 fn lock_up() -> Result<Report, PlatformError> {
     let mut report = report(
         "M-LOCK",
@@ -197,6 +223,13 @@ fn lock_up() -> Result<Report, PlatformError> {
         what: "reads of both do not".into(),
         found: format!("{:?} loads are answered", reads.answered),
         holds: is_whole(&reads, &[0, 1]),
+        note: None,
+    });
+    let (ended, all) = engines()?;
+    report.claims.push(Claim {
+        what: "nor do two engines that write and read each other's memory at once".into(),
+        found: format!("{ended} of {all} transfers complete, and nothing waits"),
+        holds: ended == all,
         note: None,
     });
     Ok(report)

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use tombolo_core::packetise::{Egress, Ingress, MAX_INTERFACES, Pacing};
+use tombolo_core::packetise::{Egress, Ingress, Pacing};
 use tombolo_core::segment::{LenderId, SegmentTable};
 use tombolo_wire::{BEAT_BYTES, BusAddress, BusTransaction};
 
@@ -24,7 +24,7 @@ pub struct BlockConfig {
     pub pacing: Pacing,
     /// From one pair of databeats on a link to the next: of the logic, or of the link if that is slower.
     pub cycle: Span,
-    /// Interfaces of the processor.
+    /// Interfaces of the processor: 128 at most.
     pub interfaces: usize,
 }
 
@@ -51,7 +51,7 @@ impl Lanes {
         // Inputs are numbered by 8 bits, of which links have half.
         let links = links.clamp(1, usize::from(FIRST_LINK));
         Self {
-            egress: Egress::new(config.interfaces.min(MAX_INTERFACES), links, config.pacing),
+            egress: Egress::new(config.interfaces.min(usize::from(FIRST_LINK)), links, config.pacing),
             ingress: (0..links).map(|_| Ingress::default()).collect(),
             ways: vec![None; links],
             next_cycles: vec![Time::ZERO; links],
@@ -181,12 +181,12 @@ impl ComputeBlock {
 
     /// The bursts of an access; whether it can be made.
     fn push(&mut self, interface: u8, access: Access) -> bool {
-        let id = self.next_id;
+        let ids = (0..=u16::MAX).map(|step| self.next_id.wrapping_add(step));
+        let Some(id) = ids.into_iter().find(|id| !self.open.contains_key(&(interface, *id))) else {
+            return false;
+        };
         let Some((lender, address)) = self.place(&access) else { return false };
         let Some(links) = self.links.get(&lender) else { return false };
-        if self.open.contains_key(&(interface, id)) {
-            return false;
-        }
         let beats = u64::from(access.length_bytes).div_ceil(BEAT_BYTES as u64);
         let (mut bursts, mut from) = (0, 0);
         while from < beats {
@@ -217,7 +217,7 @@ impl ComputeBlock {
         }
         if bursts > 0 {
             self.open.insert((interface, id), Open { access, bursts });
-            self.next_id = self.next_id.wrapping_add(1);
+            self.next_id = id.wrapping_add(1);
         }
         bursts > 0
     }
@@ -279,7 +279,7 @@ struct Burst {
 /// A memory behind a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Controller {
-    /// The first address that is another one's.
+    /// The end of its addresses, which is not one of them.
     pub end: u64,
     /// The way to it.
     pub way: RouteId,
@@ -329,6 +329,11 @@ impl MemoryBlock {
     /// Cycles in which something was sent.
     pub fn cycles(&self) -> u64 {
         self.lanes.cycles
+    }
+
+    /// Databeats that meant nothing.
+    pub fn dropped(&self) -> u64 {
+        self.lanes.dropped
     }
 
     /// Accesses to addresses of no memory.

@@ -478,7 +478,9 @@ impl EngineHost {
             // What it says of nobody who waits comes too late: the packets before have left.
             let _ = self.engine.source_read(now.of_core(), block);
         }
-        here.start_of(flow_of(here.part(), block.user), now, way, cargo, header.payload_bytes);
+        // What answers a read belongs to the reader's transfer, whose number is not known here.
+        let flow = if block.in_reply_to.is_none() { flow_of(here.part(), block.user) } else { 0 };
+        here.start_of(flow, now, way, cargo, header.payload_bytes);
     }
 
     fn read<'a>(memory: &'a [u8], block: &Block, offset_bytes: u32, length_bytes: u32) -> Option<&'a [u8]> {

@@ -26,10 +26,14 @@ pub struct FaultConfig {
     pub iommu: Config,
     /// The unit that translates.
     pub smmu: SmmuConfig,
-    /// What the driver does for a record: interrupt, tasklet, message to a program if that brings the pages in.
+    /// From a record to the driver's tasklet: interrupt, and what follows it.
     pub notice: Span,
-    /// Waking the program's thread, if it sleeps; `None`: the driver itself brings the pages in.
-    pub wake: Option<Span>,
+    /// A message of the driver to the program's thread.
+    pub message: Span,
+    /// Waking the thread, if it sleeps.
+    pub wake: Span,
+    /// Whether the thread brings pages in, or the driver. The thread alone asks senders for their blocks again.
+    pub is_by_thread: bool,
     /// Reading a record out of the queue in hardware, which drops one that says what the one before it said, and no others.
     pub record: Span,
     /// A touch: the call, and each page.
@@ -38,6 +42,25 @@ pub struct FaultConfig {
     pub touch_page: Span,
     /// Asking a sender for its block again.
     pub resume: Span,
+    /// What the document leaves open.
+    pub hypotheses: Hypotheses,
+}
+
+/// What the document leaves open, and what is taken to be so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hypotheses {
+    /// A fault of a source is noted though another one was, and is not handled yet.
+    pub notes_all: bool,
+    /// The driver reads all records that are there at once.
+    pub drains: bool,
+    /// What is before an absent page of a block leaves.
+    pub sends_before: bool,
+}
+
+impl Default for Hypotheses {
+    fn default() -> Self {
+        Self { notes_all: true, drains: true, sends_before: true }
+    }
 }
 
 /// What faults at a node have cost.
@@ -100,14 +123,17 @@ pub(super) struct Faults {
     /// The driver, and the program's thread.
     driver: Worker,
     thread: Worker,
-    /// What is done next, before another record is looked at if the driver does it.
-    next: VecDeque<Step>,
+    /// What the driver does before it looks at another record, and what the thread does.
+    of_driver: VecDeque<Step>,
+    of_thread: VecDeque<Step>,
     /// Pages that are not mapped, and touches of such.
     unmapped: BTreeSet<u64>,
     late: u64,
     /// Records in hardware that were not read, and the last one of them.
     records: u64,
-    last_record: Option<(FaultSource, End, u64)>,
+    last_record: Option<(FaultSource, u64)>,
+    /// The registers have a fault of a source that was not read.
+    has_source_fault: bool,
     /// Pages that were present, and whose accesses were terminated after a fault of others.
     after_faults: u64,
 }
@@ -124,11 +150,13 @@ impl Faults {
             waiting: BTreeMap::new(),
             driver: Worker::default(),
             thread: Worker::default(),
-            next: VecDeque::new(),
+            of_driver: VecDeque::new(),
+            of_thread: VecDeque::new(),
             unmapped: BTreeSet::new(),
             late: 0,
             records: 0,
             last_record: None,
+            has_source_fault: false,
             after_faults: 0,
         }
     }
@@ -143,8 +171,10 @@ impl Faults {
 
     /// A program has touched these pages.
     pub(super) fn bring(&mut self, address: u64, length_bytes: u64) {
-        let pages = address / PAGE_BYTES..(address + length_bytes).div_ceil(PAGE_BYTES);
-        self.absent.retain(|page| !pages.contains(page));
+        for page in address / PAGE_BYTES..(address + length_bytes).div_ceil(PAGE_BYTES) {
+            self.absent.remove(&page);
+            self.unmapped.remove(&page);
+        }
     }
 
     /// A program has given these pages up.
@@ -173,10 +203,15 @@ impl Faults {
     ) -> Result<(), Refusal> {
         let at = block.source_address + u64::from(offset_bytes);
         let whole = (block.source_address, block.length_bytes);
+        // The first absent page stops the block where it is, or before it begins.
+        let (at, bytes) = match self.config.hypotheses.sends_before {
+            true => (at, bytes),
+            false => whole,
+        };
         self.access(now, (at, bytes), whole, End::Source, block.fault_source()).map(|_| ()).map_err(
             |(id, refusal)| {
                 self.waiting.extend(id.map(|id| (id, Waiting::Source)));
-                self.settle();
+                self.settle(now);
                 refusal
             },
         )
@@ -188,7 +223,7 @@ impl Faults {
         self.access(now, bytes, placement.block, End::Destination, placement.fault_source()).map_err(
             |(id, refusal)| {
                 self.waiting.extend(id.map(|id| (id, Waiting::Destination(Box::new(*placement)))));
-                self.settle();
+                self.settle(now);
                 refusal
             },
         )
@@ -210,8 +245,12 @@ impl Faults {
             how != Translation::Present
         };
         let Some(page) = pages.into_iter().find(is_refused) else { return Ok(()) };
-        let is_repeat = self.last_record.replace((by, end, page)) == Some((by, end, page));
-        self.records = (self.records + u64::from(!is_repeat)).min(FAULT_RECORDS as u64);
+        if end == End::Destination {
+            let is_repeat = self.last_record.replace((by, page)) == Some((by, page));
+            self.records = (self.records + u64::from(!is_repeat)).min(FAULT_RECORDS as u64);
+        } else if self.has_source_fault && !self.config.hypotheses.notes_all {
+            return Err((None, Refusal::at(NackCode::SlaveError, page * PAGE_BYTES)));
+        }
         let access = Access {
             context: CONTEXT,
             address: start,
@@ -231,31 +270,42 @@ impl Faults {
             return Err((None, Refusal::at(NackCode::SlaveError, page * PAGE_BYTES)));
         };
         let place = (page - start / PAGE_BYTES).min(31);
+        let noted = self.iommu.waiting_faults();
         self.iommu.attempted(now.of_core(), CONTEXT, id, Outcome::Absent(1 << place, Absence::Missing));
+        self.has_source_fault |= end == End::Source && self.iommu.waiting_faults() > noted;
         Err((Some(id), Refusal::at(NackCode::SlaveError, page * PAGE_BYTES)))
     }
 
-    /// Takes what the machine says, but for what needs the handler.
-    fn settle(&mut self) {
+    /// Takes what the machine says, but for what takes driver or thread time.
+    fn settle(&mut self, now: Time) {
         while let Some(action) = self.iommu.poll_action() {
             match action {
                 Action::Touch { touch, address, length_bytes, .. } => {
                     let end_page = (address + u64::from(length_bytes)).div_ceil(PAGE_BYTES);
-                    self.next.push_back(Step::Touch { touch, first_page: address / PAGE_BYTES, end_page });
+                    let step = Step::Touch { touch, first_page: address / PAGE_BYTES, end_page };
+                    let queue =
+                        if self.config.is_by_thread { &mut self.of_thread } else { &mut self.of_driver };
+                    queue.push_back(step);
                 }
                 Action::Ready(id) => {
                     if let Some(Waiting::Destination(placement)) = self.waiting.remove(&id) {
-                        self.next.push_back(Step::Resume(placement));
+                        self.of_thread.push_back(Step::Resume(placement));
                     }
+                }
+                // Its pages went as often as they came: it is made whatever is there, which brings them in.
+                Action::Attempt { access: id, .. } => {
+                    if let Some(Waiting::Destination(placement)) = self.waiting.remove(&id) {
+                        let (start, length_bytes) = placement.block;
+                        self.bring(start, length_bytes.into());
+                        self.of_thread.push_back(Step::Resume(placement));
+                    }
+                    self.iommu.attempted(now.of_core(), CONTEXT, id, Outcome::Done(0));
                 }
                 Action::Forget(id) | Action::Refuse(id, _) | Action::Busy(id) | Action::Done(id, _) => {
                     self.waiting.remove(&id);
                 }
-                // Its sender has been told; nothing here is attempted a second time, or withdrawn.
-                Action::Pause { .. }
-                | Action::Attempt { .. }
-                | Action::Withdraw(..)
-                | Action::Released(..) => {}
+                // Its sender has been told, or nothing is withdrawn here.
+                Action::Pause { .. } | Action::Withdraw(..) | Action::Released(..) => {}
             }
         }
     }
@@ -268,7 +318,7 @@ impl Faults {
             let done = workers.into_iter().find_map(|worker| worker.take_done(now));
             if let Some(step) = done {
                 ready.extend(self.finish(now, step));
-                self.settle();
+                self.settle(now);
                 continue;
             }
             if !self.begin(now) {
@@ -283,6 +333,7 @@ impl Faults {
             Step::Look => {
                 // The registers are read and cleared with the record.
                 self.smmu.clear_fault(BANK);
+                self.has_source_fault = false;
                 self.iommu.clear_registers(CONTEXT);
                 self.iommu.handle_fault(now.of_core());
                 None
@@ -294,7 +345,9 @@ impl Faults {
                         Err(Unreached { address: page * PAGE_BYTES, reason: Reason::NotMapped })
                     }
                     None => {
-                        self.absent.retain(|page| !(first_page..end_page).contains(page));
+                        for page in first_page..end_page {
+                            self.absent.remove(&page);
+                        }
                         Ok(())
                     }
                 };
@@ -307,32 +360,37 @@ impl Faults {
 
     /// The driver or the thread begins something. `false`: neither can.
     fn begin(&mut self, now: Time) -> bool {
-        let (worker, step, wake) = match self.config.wake {
-            Some(wake) if self.thread.running.is_none() && !self.next.is_empty() => {
-                let wake = if self.thread.idle_since < now { wake } else { Span::ZERO };
-                (&mut self.thread, self.next.pop_front(), wake)
-            }
-            None if self.driver.running.is_none() && !self.next.is_empty() => {
-                (&mut self.driver, self.next.pop_front(), Span::ZERO)
-            }
-            _ if self.driver.running.is_none() && self.iommu.waiting_faults() > 0 => {
-                (&mut self.driver, Some(Step::Look), Span::ZERO)
-            }
-            _ => return false,
+        let config = &self.config;
+        if self.thread.running.is_none()
+            && let Some(step) = self.of_thread.pop_front()
+        {
+            // It hears of pages that the driver has brought in by a message of its own.
+            let message = if config.is_by_thread { Span::ZERO } else { config.message };
+            let wake = if self.thread.idle_since < now { config.wake } else { Span::ZERO };
+            let price = message.plus(wake).plus(config.price(&step));
+            self.thread.begin(now, price, step);
+            return true;
+        }
+        if self.driver.running.is_some() {
+            return false;
+        }
+        if let Some(step) = self.of_driver.pop_front() {
+            self.driver.begin(now, config.price(&step), step);
+            return true;
+        }
+        if self.iommu.waiting_faults() == 0 {
+            return false;
+        }
+        // A driver that reads all records goes on with the next one; else each costs an interrupt.
+        let goes_on = config.hypotheses.drains && self.driver.idle_since == now && now > Time::ZERO;
+        let notice = if goes_on { Span::ZERO } else { config.notice };
+        let message = if config.is_by_thread { config.message } else { Span::ZERO };
+        let records = std::mem::take(&mut self.records);
+        let price = match config.hypotheses.drains {
+            true => notice.plus(config.record.times(records)),
+            false => notice.plus(config.record).times(records.max(1)),
         };
-        let Some(step) = step else { return false };
-        let price = match &step {
-            // All records are read, of which the driver handles what it does not know.
-            Step::Look => {
-                self.config.notice.plus(self.config.record.times(std::mem::take(&mut self.records)))
-            }
-            Step::Touch { first_page, end_page, .. } => {
-                self.config.touch.plus(self.config.touch_page.times(end_page - first_page))
-            }
-            Step::Resume(_) => self.config.resume,
-        };
-        worker.busy = worker.busy.plus(wake).plus(price);
-        worker.running = Some((now.after(wake).after(price), step));
+        self.driver.begin(now, price.plus(message), Step::Look);
         true
     }
 
@@ -343,7 +401,26 @@ impl Faults {
     }
 }
 
+impl FaultConfig {
+    /// What a step takes, beside messages and waking.
+    fn price(&self, step: &Step) -> Span {
+        match step {
+            Step::Touch { first_page, end_page, .. } => {
+                self.touch.plus(self.touch_page.times(end_page - first_page))
+            }
+            Step::Resume(_) => self.resume,
+            // Its price depends on what was done before.
+            Step::Look => Span::ZERO,
+        }
+    }
+}
+
 impl Worker {
+    fn begin(&mut self, now: Time, price: Span, step: Step) {
+        self.busy = self.busy.plus(price);
+        self.running = Some((now.after(price), step));
+    }
+
     fn take_done(&mut self, now: Time) -> Option<Step> {
         let (done_at, step) = self.running.take_if(|(done_at, _)| *done_at <= now)?;
         self.idle_since = done_at;

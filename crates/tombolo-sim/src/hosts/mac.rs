@@ -92,24 +92,38 @@ impl SharedMac {
     fn take(&mut self, here: &mut Here<'_>, from: Origin, packet: PacketId, bytes: u32) {
         if self.look(here, from, &packet).is_err() {
             self.refused += 1;
-            return here.packets.discard(packet);
+            here.packets.discard(packet);
+            return self.give_room(here, from);
         }
         for id in &self.targets.ports {
             let Some(port) = self.ports.get(usize::from(id.0)) else { continue };
             let copy = here.packets.copy(&packet);
             here.start(here.now(), port.way, Cargo::Packet(copy), bytes);
         }
-        let Origin::Port(id) = from else { return here.packets.discard(packet) };
-        let port = self.ports.get_mut(usize::from(id.0)).filter(|_| self.targets.uplink);
-        match port.map(|port| (port.credit, port.queue.push(bytes, packet))) {
-            Some((_, Ok(()))) => self.scheduler.has_frames(id),
-            Some((_, Err(packet))) => {
-                self.refused += 1;
+        let left = match from {
+            Origin::Port(id) if self.targets.uplink => match self.ports.get_mut(usize::from(id.0)) {
+                Some(port) => port.queue.push(bytes, packet).map(|()| self.scheduler.has_frames(id)),
+                None => Err(packet),
+            },
+            // It went to nodes alone.
+            Origin::Port(_) | Origin::Uplink => {
                 here.packets.discard(packet);
+                return self.give_room(here, from);
             }
-            // It went to other nodes alone.
-            None => {}
+        };
+        if let Err(packet) = left {
+            self.refused += 1;
+            here.packets.discard(packet);
+            self.give_room(here, from);
         }
+    }
+
+    /// A frame of a node is here no more: the node may send another one.
+    fn give_room(&self, here: &mut Here<'_>, from: Origin) {
+        let Origin::Port(id) = from else { return };
+        let Some(port) = self.ports.get(usize::from(id.0)) else { return };
+        let room = Work { operation: 0, tag: id.0.into(), reply_to: port.credit };
+        here.send(port.credit, here.now(), Message::Done(room));
     }
 
     /// Sends the next frame, if the wire is free.
@@ -123,8 +137,7 @@ impl SharedMac {
                 self.scheduler.was_empty(id);
                 continue;
             };
-            let room = Work { operation: 0, tag: id.0.into(), reply_to: port.credit };
-            here.send(port.credit, now, Message::Done(room));
+            self.give_room(here, Origin::Port(id));
             let on_wire = u64::from(bytes) + u64::from(self.config.beside_bytes);
             self.scheduler.charge(now.of_core().0, id, Sent { frames: 1, bytes: on_wire });
             self.free_at = now.after(self.config.wire.span_of(on_wire));

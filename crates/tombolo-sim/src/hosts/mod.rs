@@ -17,7 +17,7 @@ mod sender;
 
 pub use blocks::{BlockConfig, ComputeBlock, Controller, MemoryBlock, link_input};
 pub use engine::{Carried, EngineHost, EngineHostConfig, Requests};
-pub use faults::{FaultConfig, FaultCounts};
+pub use faults::{FaultConfig, FaultCounts, Hypotheses};
 pub use mac::{SharedMac, SharedMacConfig, Station, WIRE};
 pub use nic::{Job, NicConfig, NicNode};
 pub use processor::{Prices, TaskKind};

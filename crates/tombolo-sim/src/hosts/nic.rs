@@ -25,11 +25,11 @@ pub(super) fn header(to: Mac, from: Mac) -> [u8; HEADER_BYTES] {
 pub enum Job {
     /// The program and the protocol, of a frame that is sent.
     ProtocolOut,
-    /// The same, of one that has come.
+    /// The program and the protocol, of a received frame.
     ProtocolIn,
     /// The part of the kernel that no two frames are in at once.
     KernelOut,
-    /// The same, of one that has come.
+    /// That part of the kernel, of a received frame.
     KernelIn,
     /// An interrupt.
     Interrupt,
@@ -80,7 +80,7 @@ pub struct NicConfig {
 const OUT: usize = 0;
 const IN: usize = 1;
 
-/// Where a node is told what.
+/// Inputs of a node.
 const FRAME: u8 = 0;
 const DONE: u8 = 1;
 const CREDIT: u8 = 2;
@@ -205,7 +205,8 @@ impl NicNode {
             Job::ProtocolIn => (0, IN),
             Job::KernelOut => (1, OUT),
             Job::KernelIn => (1, IN),
-            Job::Interrupt => (1, 2),
+            // By the core that does the protocol: the other one has no time for it (`boards::microzed`).
+            Job::Interrupt => (0, 2),
         };
         let to = Input { port: queue as u8, ..self.servers[server] };
         let work = Work { operation: job as u16, tag, reply_to: Input { part: here.part(), port: DONE } };
@@ -262,6 +263,15 @@ impl NicNode {
             self.tell(here, IN);
         } else {
             self.dropped += 1;
+            self.answer(here);
+        }
+    }
+
+    /// Its sender is told of a frame that is here, or lost.
+    fn answer(&self, here: &mut Here<'_>) {
+        if let Some((to, tag)) = self.teller {
+            let told = Work { operation: 0, tag, reply_to: Input::of(here.part()) };
+            here.send(to, here.now(), Message::Done(told));
         }
     }
 
@@ -296,10 +306,7 @@ impl NicNode {
             Job::KernelIn => self.order(here, Job::ProtocolIn, 0),
             Job::ProtocolIn => {
                 self.received += 1;
-                if let Some((to, tag)) = self.teller {
-                    let told = Work { operation: 0, tag, reply_to: Input::of(here.part()) };
-                    here.send(to, here.now(), Message::Done(told));
-                }
+                self.answer(here);
             }
         }
     }

@@ -1,8 +1,6 @@
 //! A node of SDP: connections of Sockets Direct over a bridge between two machines' memories, each run by a process on a processor of its
 //! own. The connections are the core's; loads over the bridge, copies, sleep and wake, and the DMA engine have their prices here.
 
-use std::collections::VecDeque;
-
 use tombolo_core::sdp::{Action, Config, Connection, FREE, Method, Received, Wake};
 
 use crate::kernel::{PartId, Rate, Span, Time};
@@ -79,8 +77,9 @@ struct Process {
     sleeps: bool,
     /// It waits for the bridge or the DMA engine.
     waits: bool,
-    actions: VecDeque<Action>,
     free_at: Time,
+    /// An interrupt has woken it, and it does not run yet.
+    is_waking: bool,
     /// The fields of its send buffer, which the other side reads.
     sequence: u32,
     size: u32,
@@ -88,6 +87,8 @@ struct Process {
     received: u64,
     /// Messages that came whole.
     messages: u64,
+    /// Calls that were refused: there are none.
+    errors: u64,
     busy: Span,
 }
 
@@ -116,13 +117,14 @@ impl SdpNode {
             },
             sleeps: false,
             waits: false,
-            actions: VecDeque::new(),
             free_at: Time::ZERO,
+            is_waking: false,
             sequence: FREE,
             size: 0,
             sent: 0,
             received: 0,
             messages: 0,
+            errors: 0,
             busy: Span::ZERO,
         };
         Self { prices, processes: programs.iter().take(1 << 8).map(process).collect(), peer: None, dma: None }
@@ -151,6 +153,11 @@ impl SdpNode {
     /// Messages that came whole.
     pub fn messages(&self) -> u64 {
         self.processes.iter().map(|process| process.messages).sum()
+    }
+
+    /// Calls of programs that were refused.
+    pub fn errors(&self) -> u64 {
+        self.processes.iter().map(|process| process.errors).sum()
     }
 
     /// How long processors were busy, all together; while they load over the bridge they are.
@@ -182,8 +189,8 @@ impl SdpNode {
         if process.waits || process.free_at > here.now() {
             return false;
         }
-        process.actions.extend(std::iter::from_fn(|| process.connection.poll()));
-        match process.actions.pop_front() {
+        process.is_waking = false;
+        match process.connection.poll() {
             Some(action) => self.act(here, number, action),
             None if process.sleeps => return false,
             None => self.call(here, number),
@@ -238,7 +245,9 @@ impl SdpNode {
         let own = process.sequence;
         let copied = match process.call {
             Call::Send { left } => {
-                let place = process.connection.send(own, left).unwrap_or_default();
+                let place = process.connection.send(own, left);
+                process.errors += u64::from(place.is_err());
+                let place = place.unwrap_or_default();
                 let bytes = place.end - place.start;
                 process.sleeps = bytes == 0 && left > 0;
                 process.sent += u64::from(bytes);
@@ -261,7 +270,8 @@ impl SdpNode {
                     };
                     bytes
                 }
-                Ok(Received::Later | Received::End) | Err(_) => {
+                other => {
+                    process.errors += u64::from(other != Ok(Received::Later));
                     process.sleeps = true;
                     0
                 }
@@ -276,7 +286,8 @@ impl SdpNode {
     fn interrupt(&mut self, here: &Here<'_>, number: usize) {
         let wake = self.prices.wake;
         let process = &mut self.processes[number];
-        if process.sleeps || process.waits {
+        // One that is being woken already is there as soon.
+        if (process.sleeps || process.waits) && !std::mem::replace(&mut process.is_waking, true) {
             process.free_at = process.free_at.max(here.now().after(wake));
         }
     }

@@ -12,7 +12,7 @@ pub enum Variation {
     None,
     /// By so much at most, up or down, each value as likely as another.
     Uniform(Span),
-    /// As that of which no more than the mean is known: the time that is left never depends on the time that has passed.
+    /// Exponentially distributed, the usual assumption where only a mean is known.
     Exponential,
 }
 

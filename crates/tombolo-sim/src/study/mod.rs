@@ -49,9 +49,9 @@ pub enum StudyError {
         /// What is wrong.
         what: String,
     },
-    /// There is no such platform.
-    #[error("there is no platform {0}")]
-    NoPlatform(String),
+    /// There is no such platform: its name, and those that there are.
+    #[error("there is no platform {0}: there are {1}")]
+    NoPlatform(String, String),
     /// Something in it cannot be.
     #[error("{0}")]
     Impossible(String),
@@ -70,9 +70,13 @@ pub fn run(scenario: &Scenario, keeps_timeline: bool) -> Result<Outcome, StudyEr
         (Some(topology), Some(workload), None) => {
             network::run(&platform, scenario, topology, workload, keeps_timeline)
         }
+        (None, None, Some(_)) if keeps_timeline => {
+            Err(StudyError::Impossible("a timeline is kept of scenarios with [topology] only".into()))
+        }
         (None, None, Some(interface)) => sharing::run(&platform, interface),
-        _ => Err(StudyError::Impossible(
-            "a scenario has either [topology] and [workload], or [interface]".into(),
-        )),
+        // `Scenario::parse` has refused it.
+        _ => {
+            Err(StudyError::Impossible("a scenario without [topology] and [workload], or [interface]".into()))
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Nodes with engines on a topology.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tombolo_core::iommu::TouchPolicy;
 use tombolo_core::rdma::{Direction, PathId, PeerId, Transfer};
@@ -11,7 +11,7 @@ use super::StudyError;
 use super::outcome::{Outcome, busy_percent, percentile};
 use super::scenario::{Pages, Scenario, TopologyKind, Workload, WorkloadKind};
 use crate::boards::qfdb::{self, FaultSetup, Optimisations, Setup, Wiring};
-use crate::hosts::{EngineHost, Program};
+use crate::hosts::{EngineHost, Hypotheses, Program};
 use crate::kernel::{PartId, Span, Time};
 use crate::parts::{Hop, Input, Link, LinkConfig, LinkFaults, Topology, World};
 use crate::platform::{Platform, PlatformError};
@@ -34,7 +34,8 @@ fn setup(platform: &Platform, scenario: &Scenario, links: u8) -> Result<Setup, P
     let faults = |pages: Pages| {
         let touch = if pages.ahead <= 1 { TouchPolicy::Page } else { TouchPolicy::Ahead(pages.ahead) };
         let timeout = platform.span("timeout")?;
-        Ok::<_, PlatformError>(FaultSetup { touch, timeout, hits_under_fault: pages.hits_under_fault })
+        let (hits_under_fault, hypotheses) = (pages.hits_under_fault, Hypotheses::default());
+        Ok::<_, PlatformError>(FaultSetup { touch, timeout, hits_under_fault, hypotheses })
     };
     let faults = scenario.pages.map(faults).transpose()?;
     let optimisations = if scenario.engine.optimised { Optimisations::ALL } else { Optimisations::NONE };
@@ -47,6 +48,7 @@ fn network(
     scenario: &Scenario,
     topology: Topology,
     links: u8,
+    pairs: &[(u32, u32, u32, Time)],
 ) -> Result<Network, StudyError> {
     let setup = setup(platform, scenario, links)?;
     let (rate, beside_bytes) = qfdb::line(platform, setup.wiring)?;
@@ -80,15 +82,15 @@ fn network(
             lines.insert((hop, link), part);
         }
     }
+    // Nodes know those with whom they have to do.
+    let known: BTreeSet<_> = pairs.iter().flat_map(|(from, to, ..)| [(*from, *to), (*to, *from)]).collect();
     for link in 0..links {
         let mut ways = BTreeMap::new();
-        for from in 0..count {
-            for to in (0..count).filter(|to| *to != from) {
-                let mut way = vec![Input::of(logic[from as usize])];
-                way.extend(topology.way(from, to).iter().map(|hop| Input::of(lines[&(*hop, link)])));
-                way.push(Input::of(nodes[to as usize]));
-                ways.insert((from, to), world.add_route(&way).expect("lines and a node"));
-            }
+        for &(from, to) in &known {
+            let mut way = vec![Input::of(logic[from as usize])];
+            way.extend(topology.way(from, to).iter().map(|hop| Input::of(lines[&(*hop, link)])));
+            way.push(Input::of(nodes[to as usize]));
+            ways.insert((from, to), world.add_route(&way).expect("lines and a node"));
         }
         for (&(from, to), way) in &ways {
             let back = ways[&(to, from)];
@@ -101,7 +103,7 @@ fn network(
 }
 
 /// Who writes to whom, how much, and when it begins.
-fn pairs(workload: &Workload, nodes: u32, seed: u64) -> Result<Vec<(u32, u32, u32, Time)>, StudyError> {
+fn pairs(workload: &Workload, nodes: u32, seed: u64) -> Vec<(u32, u32, u32, Time)> {
     let (bytes, start) = (workload.bytes, Time::ZERO);
     let others = |from: u32| (0..nodes).filter(move |to| *to != from);
     let mut random = Random::new(seed);
@@ -130,21 +132,49 @@ fn pairs(workload: &Workload, nodes: u32, seed: u64) -> Result<Vec<(u32, u32, u3
             listed
                 .map(|(from, to, bytes, us)| {
                     let at = Time::ZERO.after(Span::from_ns(us.saturating_mul(1_000)));
-                    if from == to || *from >= nodes || *to >= nodes {
-                        let text = format!("a transfer from node {from} to {to}, of {nodes}");
-                        return Err(StudyError::Impossible(text));
-                    }
-                    Ok((*from, *to, *bytes, at))
+                    (*from, *to, *bytes, at)
                 })
-                .collect::<Result<_, _>>()?
+                .collect()
         }
     };
     pairs.sort_by_key(|(.., at)| *at);
-    Ok(pairs)
+    pairs
 }
 
-/// Bytes of a node's memory for one program: as much as the longest transfer has.
-const WINDOW: u64 = 1 << 33;
+/// Bytes of a node's memory for one program: as many as the longest transfer has.
+const WINDOW_BYTES: u64 = 1 << 32;
+/// Such windows of a node: an address has 48 bits.
+const MOST_WINDOWS: u64 = 1 << 16;
+
+/// Whether an engine takes as many transfers, and a memory has room for them.
+fn check(
+    platform: &Platform,
+    workload: &Workload,
+    pairs: &[(u32, u32, u32, Time)],
+) -> Result<(), StudyError> {
+    let (mut open, mut windows) = (BTreeMap::new(), BTreeMap::new());
+    for (from, to, ..) in pairs {
+        let runs = if workload.reads { to } else { from };
+        *open.entry(*runs).or_insert(0_u64) += workload.outstanding.min(workload.count);
+        for node in [from, to] {
+            *windows.entry(*node).or_insert(0_u64) += 1;
+        }
+    }
+    let most: u64 = platform.number("transactions")?;
+    let impossible = |what: String| Err(StudyError::Impossible(what));
+    if let Some((node, open)) = open.iter().find(|(_, open)| **open > most) {
+        return impossible(format!(
+            "node {node} would have {open} transfers open at once, of {most} (constants.transactions)"
+        ));
+    }
+    if windows.values().any(|windows| *windows > MOST_WINDOWS) {
+        return impossible(format!("a node would have more than {MOST_WINDOWS} pairs"));
+    }
+    match (pairs.len() as u64).saturating_mul(workload.count) > MOST_TRANSFERS {
+        true => impossible(format!("these are more than {MOST_TRANSFERS} transfers")),
+        false => Ok(()),
+    }
+}
 
 pub(super) fn run(
     platform: &Platform,
@@ -154,20 +184,23 @@ pub(super) fn run(
     keeps_timeline: bool,
 ) -> Result<Outcome, StudyError> {
     let topology = kind.topology()?;
-    let pairs = pairs(workload, topology.nodes(), scenario.seed)?;
-    if (pairs.len() as u64).saturating_mul(workload.count) > MOST_TRANSFERS {
-        return Err(StudyError::Impossible(format!("more than {MOST_TRANSFERS} transfers")));
-    }
-    let mut network = network(platform, scenario, topology, kind.links.max(1))?;
+    let pairs = pairs(workload, topology.nodes(), scenario.seed);
+    check(platform, workload, &pairs)?;
+    let mut network = network(platform, scenario, topology, kind.links.max(1), &pairs)?;
     if keeps_timeline {
         network.world.keep_timeline();
     }
-    let mut programs = Vec::new();
-    for (number, (from, to, bytes, at)) in (0_u64..).zip(&pairs) {
+    let (mut programs, mut windows) = (Vec::new(), vec![0; network.nodes.len()]);
+    let mut window = |node: u32| {
+        let window: &mut u64 = &mut windows[node as usize];
+        *window += 1;
+        (*window - 1) * WINDOW_BYTES
+    };
+    for (from, to, bytes, at) in &pairs {
         network.world.run_until(*at);
         // Who reads has the bytes sent to it.
         let (runs, peer) = if workload.reads { (*to, *from) } else { (*from, *to) };
-        let (source_address, destination_address) = (2 * number * WINDOW, (2 * number + 1) * WINDOW);
+        let (source_address, destination_address) = (window(*from), window(*to));
         let nodes = [(*from, source_address), (*to, destination_address)];
         for ((node, address), is_absent) in nodes
             .into_iter()
@@ -204,8 +237,9 @@ fn outcome(network: &Network, programs: &[(PartId, usize, u32)], is_over: bool) 
     let world = &network.world;
     let mut outcome = Outcome::new(world.trace());
     let host = |part: PartId| world.part::<EngineHost>(part).expect("a node");
-    let (mut took, mut failed, mut bytes, mut end) = (Vec::new(), 0_u64, 0_u64, Time::ZERO);
+    let (mut took, mut failed, mut open, mut bytes, mut end) = (Vec::new(), 0_u64, 0_u64, 0_u64, Time::ZERO);
     for (part, program, size) in programs {
+        open += u64::from(host(*part).is_open(*program));
         for ended in host(*part).ended(*program) {
             match ended.status {
                 Ok(()) => {
@@ -217,6 +251,9 @@ fn outcome(network: &Network, programs: &[(PartId, usize, u32)], is_over: bool) 
             end = end.max(ended.ended_at);
         }
     }
+    // What did not end has lasted until now.
+    let is_over = is_over && open == 0;
+    let end = if is_over { end } else { world.now() };
     took.sort_by(f64::total_cmp);
     let mean = took.iter().sum::<f64>() / took.len().max(1) as f64;
     outcome.add("transfers", took.len() as f64);

@@ -1,4 +1,4 @@
-//! What is run.
+//! Scenarios: their files, and whether they can be run.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::StudyError;
 use crate::parts::Topology;
-use crate::platform::Platform;
+use crate::platform::{PLATFORMS, Platform, Unit};
 
 /// A scenario, as its file has it, and with what was set besides.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -123,7 +123,16 @@ impl TopologyKind {
             Shape::QuadBoards => Topology::QuadBoards { boards },
         };
         match topology.nodes() {
-            0 | 1 => Err(StudyError::Impossible(format!("a {kind:?} of {} nodes", topology.nodes()))),
+            0 | 1 => {
+                let keys = match kind {
+                    Shape::Full | Shape::Ring => "nodes",
+                    Shape::Mesh | Shape::Torus => "width and height",
+                    Shape::FatTree => "ports",
+                    Shape::QuadBoards => "boards",
+                };
+                let nodes = topology.nodes();
+                Err(StudyError::Impossible(format!("a topology needs two nodes, not {nodes}: say {keys}")))
+            }
             count if count > MOST_NODES => {
                 Err(StudyError::Impossible(format!("a topology has {MOST_NODES} nodes at most, not {count}")))
             }
@@ -162,7 +171,7 @@ pub struct Workload {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WorkloadKind {
-    /// Each node to another one, drawn for each pair of nodes in turn.
+    /// Each node to another one, drawn once for all of its transfers.
     Uniform,
     /// All to the first one.
     Incast,
@@ -206,7 +215,7 @@ pub struct Faults {
     pub delay_us: u64,
 }
 
-/// Which pages of a transfer are absent when it begins.
+/// Which pages are absent when the first transfer of a pair of nodes begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pages {
@@ -298,9 +307,48 @@ impl Scenario {
         }
         let said = |error: toml::de::Error| unreadable(&error);
         let scenario: Self = toml::Value::Table(table).try_into().map_err(said)?;
-        // Constants that the platform does not have are said now.
-        scenario.platform()?;
+        scenario.check()?;
         Ok(scenario)
+    }
+
+    /// Whether it can be run: what cannot be is said before anything is.
+    fn check(&self) -> Result<(), StudyError> {
+        let platform = self.platform()?;
+        for name in self.constants.keys() {
+            let constant = platform.constant(name)?;
+            if matches!(constant.unit, Unit::Count | Unit::Thousandths) && constant.value > MOST {
+                return impossible(format!("constants.{name} is at most {MOST}, not {}", constant.value));
+            }
+        }
+        let Faults { loss, corruption, duplication, reordering, .. } = self.faults;
+        for (name, value) in [
+            ("loss", loss),
+            ("corruption", corruption),
+            ("duplication", duplication),
+            ("reordering", reordering),
+        ] {
+            within(&format!("faults.{name}"), value.into(), 0, 1_000_000)?;
+        }
+        match (&self.topology, &self.workload, &self.interface) {
+            (Some(topology), Some(workload), None) => {
+                within("topology.links", topology.links.into(), 1, MOST_LINKS)?;
+                within("workload.count", workload.count, 1, u64::from(u32::MAX))?;
+                within("workload.outstanding", workload.outstanding, 1, u64::from(u32::MAX))?;
+                workload.check(topology.topology()?.nodes())?;
+                self.pages.map_or(Ok(()), |pages| within("pages.ahead", pages.ahead.into(), 1, 64))
+            }
+            (None, None, Some(interface)) => {
+                within("interface.nodes", interface.nodes.into(), 1, 64)?;
+                within("interface.flows", interface.flows.into(), 1, 64)?;
+                within("interface.frames_to_interrupt", interface.frames_to_interrupt.into(), 1, 1 << 20)?;
+                let is_alone = self.faults == Faults::default() && self.pages.is_none();
+                match is_alone && self.engine == EngineKind::default() {
+                    true => Ok(()),
+                    false => impossible("[interface] has no use for [faults], [pages] and [engine]".into()),
+                }
+            }
+            _ => impossible("a scenario has either [topology] and [workload], or [interface]".into()),
+        }
     }
 
     /// The text of an example.
@@ -321,12 +369,49 @@ impl Scenario {
     /// # Errors
     /// [`StudyError::NoPlatform`], [`StudyError::Platform`].
     pub fn platform(&self) -> Result<Platform, StudyError> {
-        let missing = || StudyError::NoPlatform(self.platform.clone());
+        let known = || PLATFORMS.map(|(name, _)| name).join(", ");
+        let missing = || StudyError::NoPlatform(self.platform.clone(), known());
         let mut platform = Platform::named(&self.platform).ok_or_else(missing)?;
         for (constant, value) in &self.constants {
             platform = platform.with(constant, *value)?;
         }
         Ok(platform)
+    }
+}
+
+/// The most that a constant without a unit may be set to: tables have as many entries.
+const MOST: f64 = 1_048_576.0;
+/// Links between neighbours, which are the paths of an engine.
+const MOST_LINKS: u64 = 8;
+/// When a listed transfer may begin at the latest, in microseconds.
+const MOST_US: u64 = 1_000_000_000;
+
+fn impossible(what: String) -> Result<(), StudyError> {
+    Err(StudyError::Impossible(what))
+}
+
+fn within(key: &str, value: u64, least: u64, most: u64) -> Result<(), StudyError> {
+    match (least..=most).contains(&value) {
+        true => Ok(()),
+        false => impossible(format!("{key} is {least} to {most}, not {value}")),
+    }
+}
+
+impl Workload {
+    /// Whether its transfers are between nodes that there are.
+    fn check(&self, nodes: u32) -> Result<(), StudyError> {
+        if self.kind != WorkloadKind::Listed && !self.transfers.is_empty() {
+            return impossible("workload.transfers are those of kind = \"listed\"".into());
+        }
+        for (from, to, _, us) in &self.transfers {
+            if from == to || *from >= nodes || *to >= nodes {
+                return impossible(format!(
+                    "workload.transfers has one from node {from} to {to}, of {nodes}"
+                ));
+            }
+            within("the beginning of a listed transfer", *us, 0, MOST_US)?;
+        }
+        Ok(())
     }
 }
 
