@@ -45,21 +45,3 @@ impl ListenerStats {
         counters.named().map(|(name, value)| (format!("strangers_{name}"), value))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_code_of_a_refusal_is_counted_both_ways() {
-        let mut counters = Counters::default();
-        counters.nacks_sent[5] = 7;
-        counters.nacks_received[1] = 8;
-        let named = engine(&counters);
-        let nacks: Vec<_> = named.iter().filter(|(name, _)| name.starts_with("nacks_")).collect();
-        assert_eq!(nacks.len(), 13);
-        let count = |name: &str| named.iter().find(|(known, _)| known == name).map(|(_, count)| *count);
-        assert_eq!(count("nacks_sent_domain_mismatch"), Some(7));
-        assert_eq!(count("nacks_received_slave_error"), Some(8));
-    }
-}

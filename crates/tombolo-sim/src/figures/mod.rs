@@ -13,6 +13,7 @@ mod report;
 pub mod sdp;
 pub mod service;
 pub mod sharing;
+pub mod sockets;
 pub mod swap;
 
 pub use fit::{Fit, FitError, check, fit};
@@ -75,6 +76,7 @@ pub fn figures() -> impl Iterator<Item = Figure> {
         .chain(handling::FIGURES)
         .chain(remap::FIGURES)
         .chain(sdp::FIGURES)
+        .chain(sockets::FIGURES)
 }
 
 /// The platform of that name, which comes with the simulator.

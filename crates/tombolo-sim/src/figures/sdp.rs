@@ -268,6 +268,5 @@ mod tests {
             "{:?}",
             report.numbers
         );
-        assert!(report.claims[0].holds, "{:?}", report.claims);
     }
 }

@@ -28,7 +28,7 @@ impl Variation {
                 Span::from_picos(mean.picos() - spread + random.below(2 * spread + 1))
             }
             Self::Exponential => {
-                let parts = u128::from(exponential(random)) * u128::from(mean.picos()) >> FRACTION_BITS;
+                let parts = (u128::from(exponential(random)) * u128::from(mean.picos())) >> FRACTION_BITS;
                 Span::from_picos(u64::try_from(parts).unwrap_or(u64::MAX))
             }
         }

@@ -258,6 +258,7 @@ fn outcome(network: &Network, programs: &[(PartId, usize, u32)], is_over: bool) 
     let mean = took.iter().sum::<f64>() / took.len().max(1) as f64;
     outcome.add("transfers", took.len() as f64);
     outcome.add("failed", failed as f64);
+    outcome.add("open", open as f64);
     outcome.add("is_over", f64::from(u8::from(is_over)));
     outcome.add("span_us", end.picos() as f64 / 1e6);
     outcome.add("gbit_per_s", bytes as f64 * 8e3 / end.picos().max(1) as f64);
@@ -313,4 +314,85 @@ fn outcome(network: &Network, programs: &[(PartId, usize, u32)], is_over: bool) 
     let name = |part: PartId| network.names.get(&part).cloned().unwrap_or_default();
     outcome.keep(world.timeline(), name);
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::study::{Scenario, run};
+
+    /// A value of an example, with these keys set.
+    fn value(example: &str, set: &[(&str, &str)], name: &str) -> f64 {
+        let set: Vec<_> = set.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let text = Scenario::example(example).expect("an example");
+        let scenario = Scenario::parse(text, &set).unwrap_or_else(|error| panic!("{example}: {error}"));
+        let outcome = run(&scenario, false).unwrap_or_else(|error| panic!("{example}: {error}"));
+        outcome.value(name).unwrap_or_else(|| panic!("{example} has no {name}"))
+    }
+
+    /// The values of a sweep; `grows`: each is larger than the one before, else smaller.
+    fn sweep(example: &str, key: &str, values: &[&str], name: &str, grows: bool) {
+        let found: Vec<f64> = values.iter().map(|one| value(example, &[(key, one)], name)).collect();
+        let is_right = found.windows(2).all(|pair| (pair[0] < pair[1]) == grows && pair[0] != pair[1]);
+        assert!(is_right, "{example}: {name} by {key} {values:?}: {found:?}");
+    }
+
+    /// What each example is there to show.
+    #[test]
+    fn each_setting_does_what_it_says() {
+        sweep("livelock", "faults.loss", &["0", "1000", "10000"], "gbit_per_s", false);
+        sweep("livelock", "faults.loss", &["0", "1000", "10000"], "blocks_retransmitted", true);
+        sweep("touch-ahead", "pages.ahead", &["1", "2", "4"], "max_us", false);
+        sweep("window", "constants.outstanding", &["1", "2"], "gbit_per_s", true);
+        sweep("classes", "engine.classes", &["true", "false"], "p50_us", true);
+        sweep("links", "topology.links", &["1", "2", "4"], "gbit_per_s", true);
+        sweep("timeout", "constants.timeout", &["0.5", "5", "20"], "max_us", true);
+        sweep("window", "engine.optimised", &["true", "false"], "max_us", true);
+        sweep("window", "workload.reads", &["false", "true"], "max_us", true);
+        sweep("timeout", "workload.gap_us", &["0", "10"], "span_us", true);
+        sweep("window", "topology.nodes", &["2", "3"], "transfers", true);
+    }
+
+    #[test]
+    fn faults_of_each_kind_are_seen_by_the_engines() {
+        let count = |key: &str, name: &str| {
+            value("livelock", &[("faults.loss", "0"), (key, "5000"), ("faults.delay_us", "50")], name)
+        };
+        assert!(count("faults.corruption", "blocks_retransmitted") > 0.0);
+        let twice =
+            count("faults.duplication", "packets_placed") - count("faults.reordering", "packets_placed");
+        assert!(twice >= 0.0 && count("faults.duplication", "failed") == 0.0);
+        // Nothing arrives: nothing ends, and that is said.
+        let lost = [("faults.loss", "1000000"), ("workload.count", "1"), ("constants.timeout", "100")];
+        let of = |name: &str| value("livelock", &lost, name);
+        assert_eq!((of("transfers"), of("open"), of("is_over"), of("gbit_per_s")), (0.0, 1.0, 0.0, 0.0));
+        assert!(of("busiest_link_percent") <= 100.0 && of("span_us") > 9e8);
+    }
+
+    #[test]
+    fn absent_pages_at_each_end_are_another_matter() {
+        let pages = |source, destination| {
+            let set = [("pages.source", source), ("pages.destination", destination)];
+            value("touch-ahead", &set, "max_us")
+        };
+        let [none, source, destination] = [("false", "false"), ("true", "false"), ("false", "true")]
+            .map(|(source, destination)| pages(source, destination));
+        // Of the source only the timeout of 1 ms brings a block again.
+        assert!(
+            none < destination && destination < 1_000.0 && source > 1_000.0,
+            "{none} {source} {destination}"
+        );
+    }
+
+    #[test]
+    fn more_transfers_than_an_engine_takes_are_refused() {
+        let text = Scenario::example("window").expect("an example");
+        let set = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        for set in [
+            vec![set("workload.outstanding", "2000"), set("workload.count", "2000")],
+            vec![set("workload.count", "100000000")],
+        ] {
+            let scenario = Scenario::parse(text, &set).expect("each value is right");
+            assert!(run(&scenario, false).is_err(), "{set:?}");
+        }
+    }
 }

@@ -115,9 +115,7 @@ impl TopologyKind {
             Shape::Mesh => Topology::Mesh { width, height },
             Shape::Torus => Topology::Torus { width, height },
             Shape::FatTree if ports % 2 == 1 => {
-                return Err(StudyError::Impossible(
-                    "switches of a fat tree have an even number of ports".into(),
-                ));
+                return Err(StudyError::Impossible("topology.ports of a fat tree is an even number".into()));
             }
             Shape::FatTree => Topology::FatTree { ports },
             Shape::QuadBoards => Topology::QuadBoards { boards },
@@ -478,6 +476,26 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_is_said_before_anything_runs() {
+        for (set, error) in [
+            (&[("topology.links", "9")][..], "topology.links is 1 to 8, not 9"),
+            (&[("workload.outstanding", "0")], "workload.outstanding is 1 to"),
+            (&[("workload.transfers", "[[0,1,1,0]]")], "are those of kind = \"listed\""),
+            (&[("faults.loss", "1000001")], "faults.loss is 0 to 1000000"),
+            (&[("constants.smmu_walks", "1e15")], "constants.smmu_walks is at most 1048576"),
+            (&[("pages.ahead", "65")], "pages.ahead is 1 to 64, not 65"),
+            (
+                &[("workload.kind", "listed"), ("workload.transfers", "[[0,1,1,1000000001]]")],
+                "is 0 to 1000000000",
+            ),
+            (&[("interface.traffic", "tcp")], "either [topology] and [workload], or [interface]"),
+        ] {
+            let said = parse(set).expect_err("it cannot be");
+            assert!(said.contains(error), "{set:?}: {said}");
+        }
+    }
+
+    #[test]
     fn examples_are_scenarios_that_are_written_as_they_are_read() {
         for (name, text) in EXAMPLES {
             let scenario = Scenario::parse(text, &[]).expect(name);
@@ -489,15 +507,17 @@ mod tests {
 
     #[test]
     fn a_topology_has_as_many_nodes_as_can_be() {
-        let of = |set: &[(&str, &str)]| parse(set).expect("a scenario").topology.expect("one").topology();
-        assert_eq!(of(&[]), Ok(Topology::Ring { nodes: 4 }));
+        let of =
+            |set: &[(&str, &str)]| parse(set).map(|scenario| scenario.topology.map(TopologyKind::topology));
+        assert_eq!(of(&[]), Ok(Some(Ok(Topology::Ring { nodes: 4 }))));
         for set in [
             &[("topology.nodes", "1")][..],
             &[("topology.nodes", "257")],
             &[("topology.kind", "fat-tree"), ("topology.ports", "5")],
             &[("topology.kind", "torus"), ("topology.width", "200"), ("topology.height", "200")],
         ] {
-            assert!(of(set).is_err(), "{set:?}");
+            let said = of(set).expect_err("it cannot be");
+            assert!(said.contains("topology"), "{set:?}: {said}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `tombolo sim run`: somebody's scenario, once or often.
+//! `tombolo sim run`: runs a scenario, once or in a sweep.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -73,16 +73,36 @@ struct Planned {
     scenario: Scenario,
 }
 
+/// What is said of a sweep that cannot be.
+fn wrong(text: impl Into<String>) -> Failure {
+    Failure { text: text.into(), code: 2 }
+}
+
+/// What was swept, in front of what is said of a run.
+fn named_point(swept: &[(String, String)], error: &study::StudyError) -> String {
+    let point: String = swept.iter().map(|(key, value)| format!("{key}={value}: ")).collect();
+    format!("{point}{error}")
+}
+
 /// Runs at most: each has a row.
 const MOST_RUNS: u64 = 1_000_000;
 
 fn plan(arguments: &Arguments, text: &str) -> Result<Vec<Planned>, Failure> {
     let mut points: Vec<Vec<(String, String)>> = vec![Vec::new()];
     for (key, values) in &arguments.sweep {
+        if key == "seed" {
+            return Err(wrong("seeds are not swept: use --seed and --repeat"));
+        }
+        if arguments.sweep.iter().filter(|(other, _)| other == key).count() > 1 {
+            return Err(wrong(format!("{key} is swept twice: name all of its values at once")));
+        }
         let values: Vec<_> = values.split(',').map(str::trim).filter(|value| !value.is_empty()).collect();
+        if values.is_empty() {
+            return Err(wrong(format!("--sweep {key} has no values")));
+        }
         let count = (points.len() as u64).saturating_mul(values.len() as u64);
         if count.saturating_mul(arguments.repeat) > MOST_RUNS {
-            return Err(Failure { text: format!("these are more than {MOST_RUNS} runs"), code: 2 });
+            return Err(wrong(format!("these are more than {MOST_RUNS} runs")));
         }
         let with = |point: &Vec<(String, String)>, value: &str| {
             point.iter().cloned().chain([(key.clone(), value.to_owned())]).collect()
@@ -92,8 +112,7 @@ fn plan(arguments: &Arguments, text: &str) -> Result<Vec<Planned>, Failure> {
     let mut planned = Vec::new();
     for swept in points {
         let set: Vec<_> = arguments.set.iter().chain(&swept).cloned().collect();
-        let scenario =
-            Scenario::parse(text, &set).map_err(|error| Failure { text: error.to_string(), code: 2 })?;
+        let scenario = Scenario::parse(text, &set).map_err(|error| wrong(named_point(&swept, &error)))?;
         let seed = arguments.seed.unwrap_or(scenario.seed);
         planned.extend((0..arguments.repeat).map(|number| Planned {
             swept: swept.clone(),
@@ -103,8 +122,9 @@ fn plan(arguments: &Arguments, text: &str) -> Result<Vec<Planned>, Failure> {
     Ok(planned)
 }
 
-/// All of them, by so many threads: the outcomes in the order of the plan.
-fn run_all(planned: &[Planned], jobs: usize, keeps_timeline: bool) -> Result<Vec<Outcome>, Failure> {
+/// All of them, by so many threads: the outcomes in the order of the plan. `keeps`: the timeline, and what parts have counted.
+fn run_all(planned: &[Planned], jobs: usize, keeps: (bool, bool)) -> Result<Vec<Outcome>, Failure> {
+    let (keeps_timeline, keeps_parts) = keeps;
     let next = AtomicUsize::new(0);
     let outcomes: Vec<Mutex<Option<Result<Outcome, study::StudyError>>>> =
         planned.iter().map(|_| Mutex::new(None)).collect();
@@ -114,7 +134,10 @@ fn run_all(planned: &[Planned], jobs: usize, keeps_timeline: bool) -> Result<Vec
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let Some(one) = planned.get(number) else { return };
-                    let outcome = study::run(&one.scenario, keeps_timeline);
+                    let mut outcome = study::run(&one.scenario, keeps_timeline);
+                    if let (false, Ok(outcome)) = (keeps_parts, &mut outcome) {
+                        outcome.parts.clear();
+                    }
                     *outcomes[number].lock().expect("no thread panics while it holds this") = Some(outcome);
                 }
             });
@@ -122,9 +145,10 @@ fn run_all(planned: &[Planned], jobs: usize, keeps_timeline: bool) -> Result<Vec
     });
     outcomes
         .into_iter()
-        .map(|outcome| {
+        .zip(planned)
+        .map(|(outcome, one)| {
             let outcome = outcome.into_inner().expect("no thread has panicked").expect("all were run");
-            outcome.map_err(|error| Failure::new(error.to_string()))
+            outcome.map_err(|error| Failure::new(named_point(&one.swept, &error)))
         })
         .collect()
 }
@@ -160,16 +184,22 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let text = text_of(&arguments.scenario)?;
     let planned = plan(arguments, &text)?;
     if let (true, Some(one)) = (arguments.show, planned.first()) {
+        // What an example is for stands at its beginning.
+        text.lines().take_while(|line| line.starts_with('#')).for_each(output::line);
         let text = one.scenario.to_toml().map_err(|error| Failure::new(error.to_string()))?;
         output::line(text.trim_end());
         return Ok(0);
     }
     if arguments.trace.is_some() && planned.len() != 1 {
-        return Err(Failure { text: format!("--trace is for one run, not {}", planned.len()), code: 2 });
+        return Err(wrong(format!("--trace is for one run, not {}", planned.len())));
+    }
+    // A file that cannot be written is known before hours have passed.
+    for path in arguments.csv.iter().chain(&arguments.trace) {
+        write(path, &[])?;
     }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = arguments.jobs.map_or(processors, |jobs| jobs as usize);
-    let outcomes = run_all(&planned, jobs, arguments.trace.is_some())?;
+    let outcomes = run_all(&planned, jobs, (arguments.trace.is_some(), arguments.json))?;
     if let Some(path) = &arguments.csv {
         write(path, table(&planned, &outcomes).as_bytes())?;
     }

@@ -99,7 +99,6 @@ fn table(name: &str, more: &[&str], file: &std::path::Path) -> String {
 #[test]
 fn examples_give_the_same_table_with_any_number_of_threads() {
     let file = std::env::temp_dir().join(format!("tombolo-sweep-{}.csv", std::process::id()));
-    let mut examples = 0;
     for (name, text) in tombolo_sim::study::EXAMPLES {
         let line = text.lines().find_map(|line| line.strip_prefix("# tombolo sim run ")).expect(name);
         let words: Vec<_> = line.split_whitespace().collect();
@@ -107,9 +106,7 @@ fn examples_give_the_same_table_with_any_number_of_threads() {
         let one = table(name, &[&words[1..], &["--jobs", "1"]].concat(), &file);
         assert_eq!(one, table(name, &[&words[1..], &["--jobs", "2"]].concat(), &file), "{name}");
         assert!(one.lines().count() > 2, "{name}: {one}");
-        examples += 1;
     }
-    assert_eq!(examples, 7);
     // Seeds that follow each other give runs that differ, where chance has a part.
     let repeated = table("livelock", &["--repeat", "3", "--seed", "5"], &file);
     let rows: Vec<Vec<&str>> = repeated.lines().skip(1).map(|row| row.split(',').collect()).collect();
@@ -142,16 +139,24 @@ fn a_scenario_of_ones_own_is_run_and_what_is_wrong_with_it_is_said() {
         (&["window", "--set", "workload.byte=1"], 2, "unknown field `byte`"),
         (&["window", "--set", "workload.bytes"], 2, "KEY=VALUE is wanted"),
         (&["window", "--set", "constants.hops=1"], 2, "has no constant hops"),
-        (&["window", "--set", "topology.nodes=1"], 125, "a Ring of 1 nodes"),
-        (&["window", "--sweep", "seed=1,2", "--trace", trace_path], 2, "--trace is for one run, not 2"),
+        (
+            &["window", "--sweep", "topology.nodes=2,1"],
+            2,
+            "topology.nodes=1: a topology needs two nodes, not 1: say nodes",
+        ),
+        (&["window", "--sweep", "seed=1,2"], 2, "use --seed and --repeat"),
+        (&["window", "--sweep", "workload.bytes=,"], 2, "has no values"),
+        (&["window", "--csv", "/proc/nothing"], 125, "/proc/nothing"),
+        (&["checksum", "--trace", trace_path], 125, "a timeline is kept of scenarios with [topology] only"),
+        (&["window", "--repeat", "2", "--trace", trace_path], 2, "--trace is for one run, not 2"),
         (
             &["classes", "--set", "topology.nodes=2", "--set", "workload.transfers=[[0,2,1,0]]"],
-            125,
+            2,
             "from node 0 to 2, of 2",
         ),
         (
             &["checksum", "--set", "workload.kind=incast"],
-            125,
+            2,
             "either [topology] and [workload], or [interface]",
         ),
     ] {
