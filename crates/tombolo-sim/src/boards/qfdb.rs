@@ -67,6 +67,8 @@ pub struct Setup {
     pub has_classes: bool,
     /// Whether pages may be absent, and how they are brought in.
     pub faults: Option<FaultSetup>,
+    /// In how many ticks of a clock the timeout is counted; `None`: to the cycle (QOS §4.2, 4.3).
+    pub ticks: Option<u32>,
     /// For random numbers.
     pub seed: u64,
 }
@@ -120,6 +122,7 @@ impl Default for Setup {
             has_buffer: true,
             has_classes: true,
             faults: None,
+            ticks: None,
             seed: 1,
         }
     }
@@ -159,7 +162,10 @@ fn engine(platform: &Platform, setup: &Setup) -> Result<Config, PlatformError> {
         served_reads: platform.number("served_reads")?,
         pending_reads: if setup.has_buffer { platform.number("pending_reads")? } else { 0 },
         early_notification: false,
-        retransmission: Retransmission::Fixed { timeout_ns },
+        retransmission: match setup.ticks {
+            Some(ticks) => Retransmission::Ticks { tick_ns: timeout_ns / u64::from(ticks.max(1)), ticks },
+            None => Retransmission::Fixed { timeout_ns },
+        },
         fast_retransmit: false,
         fault_pause_ns: timeout_ns,
         // What bounds a path is what spreads blocks over several.
