@@ -279,7 +279,7 @@ fn a_buffer_that_lies_ends_the_connection() {
         let error = SdpError::Protocol { sequence, size };
         assert_eq!(connection.receive(FREE, 10), Err(error));
         assert_eq!(connection.send(FREE, 10), Err(error));
-        // It is not heard any more, and keeps nobody from ending.
+        // After the error this side ignores the other one, and can still close.
         while connection.poll().is_some() {}
         connection.signalled(FREE);
         connection.looked(1, 5);

@@ -53,7 +53,7 @@ pub enum Action {
     Signal,
     /// Read number and size of the other side's send buffer; then [`Connection::looked`].
     Look,
-    /// Take so many bytes from its start into the receive buffer; then [`Connection::fetched`].
+    /// Copy this many bytes from the start of the other side's send buffer into the receive buffer; then call [`Connection::fetched`].
     Fetch {
         /// How many.
         bytes: u32,
@@ -261,7 +261,7 @@ impl Connection {
         self.discard();
     }
 
-    /// Nobody receives any more: what the other side still sends is taken and dropped, so that it can end, too.
+    /// The program has closed: this side takes what the other side still sends and drops it, so that the other side can end, too.
     fn discard(&mut self) {
         if self.ending == Ending::Whole && self.intake == Intake::Idle && !self.peer_is_out {
             self.held = 0..0;

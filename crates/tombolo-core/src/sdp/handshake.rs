@@ -85,7 +85,7 @@ pub struct Established {
 /// Why no connection came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// Nobody waits on that port.
+    /// No server listens on that port.
     #[error("nobody listens on port {0}")]
     Refused(u16),
     /// The other side does not answer.
@@ -200,7 +200,7 @@ impl Accept {
     pub fn elapsed(&mut self, now_ns: u64, next_id: u32) {
         if self.answer_by_ns.is_some_and(|by_ns| by_ns <= now_ns) {
             self.steps.extend([Step::Write(Mail::ServerFinish, self.id), Step::Signal]);
-            // Not the same again, and not 0, which is nobody's.
+            // A new id differs from the old one, and is not 0, which means that there is no attempt.
             self.id =
                 if next_id == 0 || next_id == self.id { self.id.wrapping_add(1).max(1) } else { next_id };
             self.offer();

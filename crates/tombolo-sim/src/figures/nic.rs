@@ -80,17 +80,6 @@ fn report(id: &'static str, title: &'static str, section: &'static str, mechanis
     Report::new(Header { id, document, title, section, class, platform: PLATFORM, mechanism })
 }
 
-fn number(
-    what: String,
-    stated: f64,
-    found: f64,
-    unit: &'static str,
-    role: Role,
-    note: Option<&'static str>,
-) -> Number {
-    Number { what, stated, found, unit, role, note }
-}
-
 const NODES: [u8; 4] = [1, 2, 3, 4];
 
 fn by_nodes(
@@ -124,7 +113,7 @@ fn frames() -> Result<Report, PlatformError> {
     let found = by_nodes(&platform, &BARE, raw)?;
     for (nodes, (stated, found)) in NODES.iter().zip(stated.into_iter().zip(&found)) {
         let role = if *nodes == 1 { Role::Fitted } else { Role::Predicted };
-        report.numbers.push(number(
+        report.numbers.push(Number::of(
             format!("without an operating system, {nodes} {}", if *nodes == 1 { "node" } else { "nodes" }),
             stated,
             *found,
@@ -135,7 +124,7 @@ fn frames() -> Result<Report, PlatformError> {
     }
     for (what, stated, setup) in [("sent by the kernel", 3.0, RAW_OUT), ("got by the kernel", 2.8, RAW_IN)] {
         let found = raw(&platform, &setup)?;
-        report.numbers.push(number(what.into(), stated, found, "Gb/s", Role::Fitted, None));
+        report.numbers.push(Number::of(what, stated, found, "Gb/s", Role::Fitted, None));
     }
     let all = run(&platform, &Setup { nodes: 4, ..BARE })?.sent;
     report.claims.push(Claim {
@@ -166,16 +155,16 @@ fn connections() -> Result<Report, PlatformError> {
         "each frame's checksum takes 9000 cycles; that no two frames are in that part of the kernel at once, and that received frames have it as well, is assumed. The rest of TCP, and interrupts, run on the other core",
     );
     let (out, inward) = (by_nodes(&platform, &TCP_OUT, tcp)?, by_nodes(&platform, &TCP_IN, tcp)?);
-    report.numbers.push(number("one node sends".into(), 0.96, out[0], "Gb/s", Role::Predicted, None));
+    report.numbers.push(Number::of("one node sends", 0.96, out[0], "Gb/s", Role::Predicted, None));
     for (nodes, found) in NODES.iter().zip(&inward) {
         let what = format!("{nodes} {} by TCP", if *nodes == 1 { "node gets" } else { "nodes get" });
         // All nodes have as much as one.
         let role = if *nodes == 1 { Role::Predicted } else { Role::Shown };
-        report.numbers.push(number(what, 0.88 * f64::from(*nodes), *found, "Gb/s", role, None));
+        report.numbers.push(Number::of(what, 0.88 * f64::from(*nodes), *found, "Gb/s", role, None));
     }
     let both = Setup { receives: true, ..TCP_OUT };
-    report.numbers.push(number(
-        "both directions at once, in all".into(),
+    report.numbers.push(Number::of(
+        "both directions at once, in all",
         0.88,
         tcp(&platform, &both)?,
         "Gb/s",
@@ -185,9 +174,9 @@ fn connections() -> Result<Report, PlatformError> {
     let busy = [TCP_OUT, TCP_IN].map(|setup| Ok(run(&platform, &setup)?.busy * 100.0));
     let [sending, receiving] = busy;
     let (sending, receiving): (f64, f64) = (sending?, receiving?);
-    report.numbers.push(number("processors while sending".into(), 150.0, sending, "%", Role::Fitted, None));
-    report.numbers.push(number(
-        "processors while receiving".into(),
+    report.numbers.push(Number::of("processors while sending", 150.0, sending, "%", Role::Fitted, None));
+    report.numbers.push(Number::of(
+        "processors while receiving",
         150.0,
         receiving,
         "%",

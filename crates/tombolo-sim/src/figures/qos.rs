@@ -88,7 +88,7 @@ pub(super) fn report(
 }
 
 pub(super) fn number(what: &str, stated: f64, found: f64, unit: &'static str, role: Role) -> Number {
-    Number { what: what.into(), stated, found, unit, role, note: None }
+    Number::of(what, stated, found, unit, role, None)
 }
 
 /// Sizes of transfers, from 16 bytes to 4 MiB.

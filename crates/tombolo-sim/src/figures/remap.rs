@@ -186,9 +186,9 @@ fn table() -> Result<Report, PlatformError> {
         let payload = (BEATS * BEAT_BYTES as u64) as f64 * 100.0;
         let percent = payload / (found * platform.count("stream_beats")? * 8) as f64;
         let what = format!("{name}: an address and {BEATS} transfers");
-        report.numbers.push(number(&what, cycles_stated, found as f64, "cycles", Role::Shown, None));
-        report.numbers.push(number(
-            &format!("{what}, payload"),
+        report.numbers.push(Number::of(&what, cycles_stated, found as f64, "cycles", Role::Shown, None));
+        report.numbers.push(Number::of(
+            format!("{what}, payload"),
             percent_stated,
             percent,
             "%",
@@ -264,25 +264,21 @@ fn utilisation() -> Result<Report, PlatformError> {
     Ok(report)
 }
 
-fn number(
-    what: &str,
-    stated: f64,
-    found: f64,
-    unit: &'static str,
-    role: Role,
-    note: Option<&'static str>,
-) -> Number {
-    Number { what: what.into(), stated, found, unit, role, note }
-}
-
 fn latency() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
     let mut report = report("R-LAT", "A line of remote memory", "REMAP §VII, Fig 13, Table II", BY_BLOCKS);
     let (near, far) = (latency_ns(&platform, true)?, latency_ns(&platform, false)?);
     report.numbers = vec![
-        number("blocks on one chip", 323.0, near, "ns", Role::Fitted, None),
-        number("two boards", 748.0, far, "ns", Role::Fitted, None),
-        number("blocks on one chip, and 50 ns between nodes", 373.0, near + 50.0, "ns", Role::Shown, None),
+        Number::of("blocks on one chip", 323.0, near, "ns", Role::Fitted, None),
+        Number::of("two boards", 748.0, far, "ns", Role::Fitted, None),
+        Number::of(
+            "blocks on one chip, and 50 ns between nodes",
+            373.0,
+            near + 50.0,
+            "ns",
+            Role::Shown,
+            None,
+        ),
     ];
     let mut curves = Vec::new();
     for (name, is_loop_back) in [("one chip", true), ("two boards", false)] {
@@ -323,11 +319,11 @@ fn throughput() -> Result<Report, PlatformError> {
     let estimate = 20_000.0 / 8.0 * of_line / line * 0.47;
     let varies = "how much a line's time in the memory varies is assumed, and is all that makes this slower than the memory itself: 1980 if it did not";
     report.numbers = vec![
-        number("pl_ddr", 2_000.0, direct, "MB/s", Role::Fitted, None),
-        number("128b_p_l", 1_663.0, near, "MB/s", Role::Predicted, Some(varies)),
-        number("128b_p_r", 1_000.0, far, "MB/s", Role::Fitted, None),
-        number("128b_p_l_r", 2_400.0, both, "MB/s", Role::Predicted, None),
-        number("the document's estimate for 128b_p_r", 1_139.0, estimate, "MB/s", Role::Shown, None),
+        Number::of("pl_ddr", 2_000.0, direct, "MB/s", Role::Fitted, None),
+        Number::of("128b_p_l", 1_663.0, near, "MB/s", Role::Predicted, Some(varies)),
+        Number::of("128b_p_r", 1_000.0, far, "MB/s", Role::Fitted, None),
+        Number::of("128b_p_l_r", 2_400.0, both, "MB/s", Role::Predicted, None),
+        Number::of("the document's estimate for 128b_p_r", 1_139.0, estimate, "MB/s", Role::Shown, None),
     ];
     report.claims.push(Claim {
         what: "both memories together give more than the local one alone, and the blocks without a link less"

@@ -71,6 +71,18 @@ pub struct Number {
 }
 
 impl Number {
+    /// What a document states of something, and what the model gives.
+    pub(super) fn of(
+        what: impl Into<String>,
+        stated: f64,
+        found: f64,
+        unit: &'static str,
+        role: Role,
+        note: Option<&'static str>,
+    ) -> Self {
+        Self { what: what.into(), stated, found, unit, role, note }
+    }
+
     /// By how much the model differs, in percent of what is stated.
     pub fn error_percent(&self) -> f64 {
         (self.found - self.stated) * 100.0 / self.stated

@@ -93,17 +93,6 @@ fn report(
     Report::new(Header { id, document, title, section, class, platform: PLATFORM, mechanism })
 }
 
-fn number(
-    what: &str,
-    stated: f64,
-    found: f64,
-    unit: &'static str,
-    role: Role,
-    note: Option<&'static str>,
-) -> Number {
-    Number { what: what.into(), stated, found, unit, role, note }
-}
-
 fn latency() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
     let mut report = report(
@@ -116,10 +105,10 @@ fn latency() -> Result<Report, PlatformError> {
     let at = |bytes| latency_us(&platform, bytes);
     let (least, eight, most) = (at(4)?, at(8)?, at(512)?);
     report.numbers = vec![
-        number("4 bytes", 18.34, least, "us", Role::Fitted, None),
-        number("1 byte", 18.34, at(1)?, "us", Role::Shown, None),
-        number("8 bytes, \"around 18\"", 18.0, eight, "us", Role::Predicted, None),
-        number("512 bytes", 200.29, most, "us", Role::Fitted, None),
+        Number::of("4 bytes", 18.34, least, "us", Role::Fitted, None),
+        Number::of("1 byte", 18.34, at(1)?, "us", Role::Shown, None),
+        Number::of("8 bytes, \"around 18\"", 18.0, eight, "us", Role::Predicted, None),
+        Number::of("512 bytes", 200.29, most, "us", Role::Fitted, None),
     ];
     let by_byte = [(8, 16), (16, 64)].map(|(from, to)| Ok((at(to)? - at(from)?) / f64::from(to - from)));
     let [before, after] = by_byte;
@@ -162,8 +151,8 @@ fn throughput() -> Result<Report, PlatformError> {
     let [one, two, three, four] = rates;
     let (one, two, three, four) = (one?, two?, three?, four?);
     report.numbers = vec![
-        number("one connection", 872.0, one, "MB/s", Role::Fitted, None),
-        number("three connections", 1_220.0, three, "MB/s", Role::Predicted, None),
+        Number::of("one connection", 872.0, one, "MB/s", Role::Fitted, None),
+        Number::of("three connections", 1_220.0, three, "MB/s", Role::Predicted, None),
     ];
     report.claims.push(Claim {
         what: "two are between one and three".into(),
@@ -219,9 +208,9 @@ fn files() -> Result<Report, PlatformError> {
     let peak = platform.rate("peak")?.span_of(1_000_000).picos() as f64;
     let of_peak = GIGABYTE / 1e6 / (large / 1e3) * 100.0 * peak / 1e12;
     report.numbers = vec![
-        number("64 KiB", 6.0, small, "ms", Role::Fitted, None),
-        number("1 GB", 3_400.0, large, "ms", Role::Fitted, None),
-        number(
+        Number::of("64 KiB", 6.0, small, "ms", Role::Fitted, None),
+        Number::of("1 GB", 3_400.0, large, "ms", Role::Fitted, None),
+        Number::of(
             "of the peak, beside InfiniBand's",
             GIGABYTE / 1e6 / OTHER_FILE_S * 100.0 / OTHER_PEAK,
             of_peak,

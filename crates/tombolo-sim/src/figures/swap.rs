@@ -54,17 +54,6 @@ fn report(id: &'static str, title: &'static str, section: &'static str, mechanis
     Report::new(Header { id, document, title, section, class, platform: PLATFORM, mechanism })
 }
 
-fn number(
-    what: &str,
-    stated: f64,
-    found: f64,
-    unit: &'static str,
-    role: Role,
-    note: Option<&'static str>,
-) -> Number {
-    Number { what: what.into(), stated, found, unit, role, note }
-}
-
 fn sizes() -> impl Iterator<Item = u32> {
     (12..=20).map(|shift| 1 << shift)
 }
@@ -83,8 +72,8 @@ fn swap() -> Result<Report, PlatformError> {
     for (what, kind, stated) in [("written", writes, 110.0), ("read", reads, 45.0)] {
         for (size, bytes) in [("4 KB", PAGE_BYTES), ("1 MB", LARGE_BYTES)] {
             let found = remote(&platform, kind, bytes)?;
-            report.numbers.push(number(
-                &format!("{what} in blocks of {size}"),
+            report.numbers.push(Number::of(
+                format!("{what} in blocks of {size}"),
                 stated,
                 found,
                 "MB/s",
@@ -95,7 +84,7 @@ fn swap() -> Result<Report, PlatformError> {
     }
     let page = nbd(&platform, reads, PAGE_BYTES)?;
     let twice = remote(&platform, writes, PAGE_BYTES)? / nbd(&platform, writes, PAGE_BYTES)?;
-    report.numbers.push(number(
+    report.numbers.push(Number::of(
         "nbd reads, in blocks of 4 KB: a third",
         15.0,
         page,
@@ -103,7 +92,7 @@ fn swap() -> Result<Report, PlatformError> {
         Role::Fitted,
         None,
     ));
-    report.numbers.push(number(
+    report.numbers.push(Number::of(
         "remote memory, times what nbd writes",
         2.0,
         twice,
@@ -117,7 +106,7 @@ fn swap() -> Result<Report, PlatformError> {
         ("read by DMA", (Side::Remote, Port::Hp), (Side::Local, Port::Hp), 701.0),
     ] {
         let found = micro::copy_rate(&platform, from, to, LARGE_BYTES)?;
-        report.numbers.push(number(what, stated, found, "MB/s", Role::Shown, Some(best)));
+        report.numbers.push(Number::of(what, stated, found, "MB/s", Role::Shown, Some(best)));
     }
     let mut first = None;
     for bytes in sizes() {
