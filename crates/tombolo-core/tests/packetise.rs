@@ -2,8 +2,11 @@
 //! that Table I of REMAP states.
 
 use proptest::prelude::*;
-use tombolo_core::packetise::{Cycle, Egress, Ingress, IngressError, Pacing};
-use tombolo_wire::{BusAddress, BusTransaction, Databeat, TransactionKind};
+use std::collections::BTreeMap;
+use tombolo_core::packetise::{
+    Accesses, BurstError, Bursts, BusAccess, BusOperation, Cycle, Egress, Ingress, IngressError, Pacing,
+};
+use tombolo_wire::{BEAT_BYTES, BusAddress, BusTransaction, Databeat, TransactionKind};
 
 fn written(id: u16, beats: u8) -> Vec<BusTransaction> {
     let address = BusAddress { id, address: u64::from(id) << 12, length: beats - 1, ..BusAddress::default() };
@@ -116,6 +119,77 @@ proptest! {
         }
     }
 
+    /// Accesses of any length, at a memory that makes their bursts in any order.
+    #[test]
+    fn every_access_is_answered_once_and_for_all_of_its_bytes(
+        links in 1..4_u8,
+        accesses in prop::collection::vec((0..3_u8, 0..20_000_u32, 0..1_u64 << 41, any::<bool>()), 1..40),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 1..20),
+    ) {
+        let (mut out, mut back) = (Egress::new(2, links.into(), Pacing::Pipelined), Egress::new(2, links.into(), Pacing::Pipelined));
+        let all: Vec<u8> = (0..links).collect();
+        let (mut sent, mut served, mut open) = (Accesses::default(), Bursts::default(), BTreeMap::new());
+        let mut written = BTreeMap::<u8, u64>::new();
+        for (interface, bytes, address, is_write) in accesses {
+            let operation = if is_write { BusOperation::Write } else { BusOperation::Read };
+            let end = address + u64::from(bytes).next_multiple_of(BEAT_BYTES as u64);
+            let is_possible = interface < 2 && bytes > 0 && end <= 1 << 40;
+            let access = BusAccess { operation, address, length_bytes: bytes };
+            let id = sent.begin(&mut out, interface, &all, access, u128::from);
+            prop_assert_eq!(id.is_some(), is_possible);
+            if let Some(id) = id {
+                prop_assert_eq!(open.insert((interface, id), (operation, address, bytes)), None);
+            }
+        }
+        prop_assert_eq!(sent.open(), open.len());
+        let (mut bursts, mut got) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
+        for link in 0..links {
+            let mut ingress = Ingress::default();
+            for databeat in cycles(&mut out, link).into_iter().flatten().flatten() {
+                let came = ingress.accept(databeat.to_bits()).expect("in order");
+                let Some((interface, transaction)) = came else { continue };
+                if let BusTransaction::WriteData { data, strobe, .. } = transaction {
+                    *written.entry(interface).or_insert(0) += u64::from(strobe.count_ones());
+                    prop_assert!(data < 1 << 40);
+                }
+                bursts.extend(served.accept(link, interface, &transaction).expect("nothing is lost"));
+            }
+        }
+        prop_assert_eq!(served.open(), 0);
+        // As many bytes are written as were to be.
+        for interface in 0..2 {
+            let of = |(key, (operation, _, bytes)): (&(u8, u16), &(BusOperation, u64, u32))| {
+                if key.0 == interface && *operation == BusOperation::Write { u64::from(*bytes) } else { 0 }
+            };
+            prop_assert_eq!(written.get(&interface).copied().unwrap_or(0), open.iter().map(of).sum::<u64>());
+        }
+        for place in order.iter().cycle() {
+            if bursts.is_empty() {
+                break;
+            }
+            let burst = bursts.swap_remove(place.index(bursts.len()));
+            got.entry((burst.interface, burst.at.id)).or_default().push((burst.at.address, burst.length_bytes(), burst.operation));
+            prop_assert!(burst.answer(&mut back, u128::from));
+        }
+        for link in 0..links {
+            let mut ingress = Ingress::default();
+            for databeat in cycles(&mut back, link).into_iter().flatten().flatten() {
+                let Some((interface, transaction)) = ingress.accept(databeat.to_bits()).expect("in order") else { continue };
+                let Some(id) = sent.answered(interface, &transaction) else { continue };
+                let (operation, mut address, bytes) = open.remove(&(interface, id)).expect("it was open");
+                let mut pieces = got.remove(&(interface, id)).expect("its bursts came");
+                pieces.sort_unstable_by_key(|(at, ..)| *at);
+                let end = address + u64::from(bytes).next_multiple_of(BEAT_BYTES as u64);
+                for (at, length, done) in pieces {
+                    prop_assert_eq!((at, done), (address, operation));
+                    address += u64::from(length);
+                }
+                prop_assert_eq!(address, end);
+            }
+        }
+        prop_assert!(open.is_empty() && sent.open() == 0 && got.is_empty());
+    }
+
     #[test]
     fn no_bits_do_harm(bits in prop::collection::vec(any::<u64>(), 0..200)) {
         let mut ingress = Ingress::default();
@@ -152,4 +226,25 @@ fn a_part_that_is_lost_costs_its_transaction_and_no_other() {
     let kind = TransactionKind::ReadData;
     assert_eq!(*error, IngressError::OutOfOrder { interface: 3, kind, due: 1, came: 2 });
     assert!(ingress.is_idle());
+}
+
+/// What is lost costs its own burst: the next one is whole.
+#[test]
+fn a_burst_of_which_a_part_is_lost_is_dropped_alone() {
+    let mut bursts = Bursts::default();
+    let mut accept = |transactions: &[BusTransaction]| -> Vec<_> {
+        transactions.iter().map(|transaction| bursts.accept(0, 3, transaction)).collect()
+    };
+    let error = Err(BurstError { interface: 3 });
+    let first_of = |results: &[Result<Option<_>, _>]| results.iter().position(|result| *result == error);
+    // Data without an address; the last data; data before the last.
+    assert_eq!(first_of(&accept(&written(1, 3)[1..])), Some(0));
+    assert_eq!(first_of(&accept(&written(2, 3)[..3])), None);
+    let again = accept(&written(3, 3));
+    assert_eq!((first_of(&again), again[3].is_ok_and(|burst| burst.is_some())), (Some(0), true));
+    let mut short = written(4, 3);
+    short.remove(2);
+    assert_eq!(first_of(&accept(&short)), Some(2));
+    let whole = accept(&written(5, 3)).pop().expect("a result").expect("nothing is lost");
+    assert_eq!(whole.map(|burst| (burst.at.id, burst.length_bytes())), Some((5, 48)));
 }

@@ -1,5 +1,7 @@
 //! Accesses to a program's memory, and how they can go.
 
+use tombolo_wire::{NackCode, Refusal};
+
 /// A translation context: the memory of one domain. The caller chooses the numbers, and uses none twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContextId(pub u64);
@@ -200,6 +202,19 @@ pub struct Unreached {
     pub address: u64,
     /// Why.
     pub reason: Reason,
+}
+
+/// What the sender is told.
+impl From<Unreached> for Refusal {
+    fn from(unreached: Unreached) -> Self {
+        let code = match unreached.reason {
+            Reason::Protected => NackCode::DomainMismatch,
+            Reason::NotMapped | Reason::Unavailable | Reason::TimedOut | Reason::Gone => {
+                NackCode::DecodeError
+            }
+        };
+        Self::at(code, unreached.address)
+    }
 }
 
 /// How an attempt at an access went.

@@ -117,15 +117,6 @@ pub struct OwnMemory<B> {
     losses_seen: u64,
 }
 
-/// What a sender is told.
-fn refusal_of(unreached: Unreached) -> Refusal {
-    let code = match unreached.reason {
-        Reason::Protected => NackCode::DomainMismatch,
-        Reason::NotMapped | Reason::Unavailable | Reason::TimedOut | Reason::Gone => NackCode::DecodeError,
-    };
-    Refusal::at(code, unreached.address)
-}
-
 /// What of a block is looked at: all of it that lies in the range, if the access does.
 fn look_at(range: (u64, u64), at: (u64, u32), block: (u64, u32)) -> (u64, u32) {
     let start = block.0.max(range.0);
@@ -379,7 +370,7 @@ impl<B> OwnMemory<B> {
                     }
                 }
                 Action::Refuse(access, unreached) => {
-                    self.refuse(now, engine, access, refusal_of(unreached));
+                    self.refuse(now, engine, access, unreached.into());
                 }
                 Action::Busy(access) => self.refuse(now, engine, access, NackCode::BufferFull.into()),
                 Action::Pause { access, address, missing } => {

@@ -9,26 +9,38 @@
 //! ```
 //!
 //! [`Egress`] is the side that sends, of a compute block (requests) as of a memory block (answers); [`Ingress`] the side that receives. A
-//! burst stays on one link, so that its data come behind its address; the next burst takes the next link.
+//! burst stays on one link, so that its data come behind its address; the next burst takes the next link. [`Accesses`] cuts accesses to memory
+//! into bursts, and [`Bursts`] puts them together where the memory is.
 
+mod access;
 mod egress;
 mod ingress;
 
+pub use access::{Accesses, BurstError, Bursts, BusAccess, BusOperation, MemoryBurst};
 pub use egress::{Cycle, Egress, Pacing};
 pub use ingress::{Ingress, IngressError};
 
 /// Interfaces and links are numbered by eight bits; more would not fit a databeat.
 pub const MAX_INTERFACES: usize = 256;
 
-/// Any bytes as databeats of one link: no panic, and what comes out whole is cut into the same databeats again. For tests and fuzzers alone.
+/// Any bytes as databeats of one link: no panic, and what comes out whole is cut into the same databeats again. Bursts that come whole of
+/// that are answered, and answers of nobody's accesses end none. For tests and fuzzers alone.
 #[doc(hidden)]
 pub fn fuzzing(bytes: &[u8]) {
-    let mut ingress = Ingress::default();
+    let (mut ingress, mut bursts, mut accesses) =
+        (Ingress::default(), Bursts::default(), Accesses::default());
+    let mut egress = Egress::new(MAX_INTERFACES, 1, Pacing::Pipelined);
     for word in bytes.chunks_exact(8) {
         let bits = u64::from_le_bytes(word.try_into().expect("eight bytes"));
         if let Ok(Some((interface, transaction))) = ingress.accept(bits) {
             let last = transaction.parts(interface).last().expect("a part at least");
             assert_eq!(last.to_bits(), bits);
+            if let Ok(Some(burst)) = bursts.accept(0, interface, &transaction) {
+                assert!(burst.answer(&mut egress, u128::from));
+                while egress.poll(0).is_some() {}
+            }
+            assert!(bursts.open() <= MAX_INTERFACES);
+            assert_eq!(accesses.answered(interface, &transaction), None);
         }
     }
 }

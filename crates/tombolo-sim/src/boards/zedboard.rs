@@ -18,6 +18,8 @@ pub struct Words {
     processor: PartId,
     /// There and back.
     ways: (RouteId, RouteId),
+    /// What lies between, by name.
+    stages: Vec<(PartId, &'static str)>,
 }
 
 /// The time that a request takes one way, of a constant that counts half cycles there and back.
@@ -41,15 +43,25 @@ pub fn words(
         platform.count(if kind == AccessKind::Read { "read_cycles" } else { "write_cycles" })?,
         platform.count("cable_half_cycles")?,
     );
-    let mut stage =
-        |latency| Input::of(world.add(Link::new(LinkConfig { latency, ..LinkConfig::default() })));
+    let mut stages = Vec::new();
+    let mut stage = |name, latency| {
+        let part = world.add(Link::new(LinkConfig { latency, ..LinkConfig::default() }));
+        stages.push((part, name));
+        Input::of(part)
+    };
     // The processor's cycles are those of a read and a write together: half of them are of one.
     let processor_side = one_way(platform, platform.count("processor_cycles")?)?;
     let cable_side = one_way(platform, cable)?;
     // What is neither the processor's side nor the cable: conversion of protocols, and the port of the memory.
     let rest = one_way(platform, seen.saturating_mul(2).saturating_sub(cable))?;
-    let there = [stage(processor_side), stage(rest), stage(cable_side)];
-    let back = [stage(cable_side), stage(rest), stage(processor_side)];
+    // How much of it is on which side of the cable is not stated.
+    let conversion = Span::from_picos(rest.picos() / 2);
+    let port = Span::from_picos(rest.picos() - conversion.picos());
+    let mut way =
+        [("processor", processor_side), ("conversion", conversion), ("cable", cable_side), ("port", port)];
+    let there = way.map(|(name, latency)| stage(name, latency));
+    way.reverse();
+    let back = way.map(|(name, latency)| stage(name, latency));
     let memory = Input::of(world.add(Memory::new(MemoryConfig::default())));
     let config = RequesterConfig {
         kind,
@@ -63,7 +75,7 @@ pub fn words(
     let there = world.add_route(&[&there[..], &[memory]].concat()).expect("lines and a memory");
     let back =
         world.add_route(&[&back[..], &[Input::of(processor)]].concat()).expect("lines and a processor");
-    Ok(Words { world, processor, ways: (there, back) })
+    Ok(Words { world, processor, ways: (there, back), stages })
 }
 
 impl Words {
@@ -73,6 +85,16 @@ impl Words {
         self.world.with(self.processor, |part: &mut Requester, here| part.start(here, there, back));
         self.world.run();
         self.world.part::<Requester>(self.processor).expect("a processor").took()
+    }
+
+    /// The same, and what is passed meanwhile, in order, and how long each takes.
+    pub fn run_in_stages(&mut self) -> (Span, Vec<(&'static str, Span)>) {
+        self.world.keep_timeline();
+        let took = self.run();
+        let name_of = |part| self.stages.iter().find(|(stage, _)| *stage == part).map(|(_, name)| *name);
+        let passed = self.world.timeline().iter();
+        let passed = passed.filter_map(|slice| Some((name_of(slice.part)?, slice.to.since(slice.from))));
+        (took, passed.collect())
     }
 }
 

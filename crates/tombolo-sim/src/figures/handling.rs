@@ -1,6 +1,6 @@
 //! FAULT: what the driver takes, and what may happen between a fault and its handling.
 
-use super::fault::{Absent, DESTINATION, PLATFORM, TOUCHES, driver, faulted, protocol};
+use super::fault::{Absent, DESTINATION, KIND, PLATFORM, TOUCHES, driver, faulted};
 use super::{Claim, Curve, Document, Figure, Number, Plot, Report, Role, named, qos};
 use crate::boards::qfdb::{FaultSetup, PEER, Setup, Wiring, board};
 use crate::hosts::{EngineHost, Hypotheses, Program};
@@ -19,7 +19,7 @@ pub const FIGURES: [Figure; 4] = [
 
 fn driver_time() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = protocol(
+    let mut report = KIND.report(
         "F-DRV",
         "What the driver takes for a fault",
         "FAULT ch. 4, Fig 4.7",
@@ -83,7 +83,7 @@ fn late() -> Result<Report, PlatformError> {
     const SIZE: u32 = 16 << 10;
     // The driver comes long after the block's own time.
     let platform = named(PLATFORM).with("tasklet", 3_000.0)?;
-    let mut report = protocol(
+    let mut report = KIND.report(
         "F-LATE",
         "A record that is handled too late",
         "FAULT §3.2.3, Fig 3.2",
@@ -123,7 +123,7 @@ fn late() -> Result<Report, PlatformError> {
 fn vanishing() -> Result<Report, PlatformError> {
     const SIZE: u32 = 1 << 20;
     let platform = named(PLATFORM);
-    let mut report = protocol(
+    let mut report = KIND.report(
         "F-THP",
         "Pages that vanish during a transfer",
         "FAULT §3.1.2.3",
@@ -157,11 +157,11 @@ fn vanishing() -> Result<Report, PlatformError> {
 
 fn hypotheses() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = protocol(
+    let mut report = KIND.report(
         "F-HYP",
         "What the document leaves open",
         "FAULT §3.2, ch. 4",
-        "what the other figures take to be so, and what the other choice gives: touch-a-page, times touch-ahead. A fourth choice is the engine's: it obeys a request for a block again only if that names the block's present attempt",
+        "what the other figures take to be so, and what the other choice gives: touch-a-page, times touch-ahead",
     );
     let usual = Hypotheses::default();
     for (what, other) in [
@@ -171,6 +171,10 @@ fn hypotheses() -> Result<Report, PlatformError> {
         (
             "nothing of a block leaves before its absent page is there",
             Hypotheses { sends_before: false, ..usual },
+        ),
+        (
+            "a request for a block again is obeyed though it names an earlier attempt",
+            Hypotheses { ignores_old: false, ..usual },
         ),
     ] {
         for (absent, name, stated) in [
@@ -201,6 +205,27 @@ fn hypotheses() -> Result<Report, PlatformError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hosts::Failure;
+
+    /// At either end: no timeout brings it.
+    #[test]
+    fn a_transfer_of_memory_that_is_not_mapped_fails() {
+        const SIZE: u32 = 16 << 10;
+        for address in [0, DESTINATION] {
+            let faults = Some(driver(TouchPolicy::Page, 1_000));
+            let setup = Setup { wiring: Wiring::LoopBack, faults, ..Setup::default() };
+            let mut board = board(&named(PLATFORM), &setup).expect("constants");
+            let node = board.nodes[0];
+            board.world.with(node, |host: &mut EngineHost, _| host.unmap(address, SIZE.into()));
+            let program = board.program(write(SIZE, DESTINATION));
+            assert!(board.world.run_within(Span::from_ns(1_000_000_000)), "{address:x}: it goes on for ever");
+            let ended = board.world.part::<EngineHost>(node).expect("a node").ended(program);
+            assert!(
+                matches!(ended, [one] if matches!(one.status, Err(Failure::Ended(_)))),
+                "{address:x}: {ended:?}"
+            );
+        }
+    }
 
     #[test]
     fn every_sentence_holds_or_is_explained() {

@@ -1,6 +1,6 @@
 //! MICRO, chapter 5: words and copies. Only modelled hardware takes part.
 
-use super::{Claim, Class, Curve, Document, Figure, Header, Number, Plot, Report, Role, Target, named};
+use super::{Claim, Class, Curve, Document, Figure, Kind, Number, Plot, Report, Role, Target, named};
 use crate::boards::zedboard::{End, Port, Side, WORD_BYTES, copier, words};
 use crate::kernel::Span;
 use crate::parts::{AccessKind, DmaRequest, Input, Message, Probe};
@@ -117,6 +117,8 @@ fn small_copy(platform: &Platform) -> Result<f64, PlatformError> {
 }
 
 const PLATFORM: &str = "zedboard-gen1";
+/// What figures of this file have in common.
+const KIND: Kind = Kind { document: Document::Micro, class: Class::Hardware, platform: PLATFORM };
 
 /// Figures of chapter 5.
 pub const FIGURES: [Figure; 4] = [
@@ -126,25 +128,13 @@ pub const FIGURES: [Figure; 4] = [
     Figure { id: "M-DMASIZE", document: Document::Micro, run: sizes },
 ];
 
-fn report(id: &'static str, title: &'static str, section: &'static str, mechanism: &'static str) -> Report {
-    Report::new(Header {
-        id,
-        document: Document::Micro,
-        title,
-        section,
-        class: Class::Hardware,
-        platform: PLATFORM,
-        mechanism,
-    })
-}
-
 fn latency() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "M-LAT",
         "One word of remote memory",
         "MICRO §5.1.1, 5.2.1, Fig 5.1, 5.2",
-        "one request at a time through the port, the conversion of protocols, the cable and the other node's port, and back",
+        "one request at a time through the conversion of protocols, the cable and the other node's port, and back. That what is neither processor nor cable is half before and half behind the cable is assumed",
     );
     let [read, write] = [word_ns(&platform, AccessKind::Read)?, word_ns(&platform, AccessKind::Write)?];
     for (what, stated, found) in [
@@ -160,12 +150,28 @@ fn latency() -> Result<Report, PlatformError> {
             note: None,
         });
     }
+    let cycle = platform.span("cycle")?.picos() as f64 / 1e3;
+    for (name, kind, probed) in [("load", AccessKind::Read, 73.0), ("store", AccessKind::Write, 65.0)] {
+        let (_, stages) = words(&platform, kind, 1, Span::ZERO, Some(1_000))?.run_in_stages();
+        let of = |wanted: &[&str]| {
+            let picos =
+                stages.iter().filter(|(stage, _)| wanted.contains(stage)).map(|(_, span)| span.picos());
+            picos.sum::<u64>() as f64 / 1e3
+        };
+        for (what, stated, found) in [
+            ("in axi2axi and the cable, there and back", 39.5, of(&["cable"])),
+            ("at the analyser", probed, of(&["conversion", "cable", "port"])),
+        ] {
+            let (what, found) = (format!("a {name} {what}"), found / cycle);
+            report.numbers.push(Number::of(what, stated, found, "cycles", Role::Shown, None));
+        }
+    }
     Ok(report)
 }
 
 fn loops() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "M-LS",
         "Loops of loads and stores",
         "MICRO Table 5.1, 5.3, Fig 5.3",
@@ -192,7 +198,7 @@ const FITTED_ROWS: [usize; 7] = [1, 3, 4, 6, 8, 9, 12];
 
 fn copies() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "M-DMA",
         "Copies between any two memories, by any two ports",
         "MICRO Table 5.2, 5.5, Fig 5.4",
@@ -247,7 +253,7 @@ fn all_sizes() -> impl Iterator<Item = u32> {
 
 fn sizes() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "M-DMASIZE",
         "Copies by size, beside loops",
         "MICRO §5.2.5, Fig 5.5, 5.6",

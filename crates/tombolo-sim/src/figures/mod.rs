@@ -17,7 +17,7 @@ pub mod sockets;
 pub mod swap;
 
 pub use fit::{Fit, FitError, check, fit};
-use report::Header;
+use report::Kind;
 pub use report::{Claim, Class, Curve, Document, Number, Plot, Report, Role, Score};
 
 use crate::platform::{Platform, PlatformError};

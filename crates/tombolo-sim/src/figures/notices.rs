@@ -1,6 +1,6 @@
 //! QOS §1.2 and §3.2.6: when the destination's program hears that all bytes are there.
 
-use super::qos::{PLATFORM, number, report, transfer};
+use super::qos::{KIND, PLATFORM, number, transfer};
 use super::{Claim, Document, Figure, Report, Role, named};
 use crate::boards::qfdb::{PEER, Setup, board};
 use crate::hosts::Program;
@@ -49,9 +49,8 @@ fn us(span: Span) -> f64 {
 
 fn breakdown() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "Q-BRK",
-        Document::Qos,
         "What the processor does for a write of 16 bytes",
         "QOS §3.5, Fig 3.8",
         "its accesses to its own memory, to that on the chip, and to logic, one behind the other",
@@ -80,9 +79,8 @@ fn breakdown() -> Result<Report, PlatformError> {
 
 fn notifications() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "Q-NOTIFY",
-        Document::Qos,
         "When a transfer is told of at its destination",
         "QOS §1.2, 3.2.6",
         "with its only block, or with the last one, which waits for the acknowledgements of all others",

@@ -1,6 +1,6 @@
 //! QOS §5.1, 5.2: the engine beside the maker's DMA engine, and beside transfers that the kernel starts.
 
-use super::qos::{iterate, mean_us, number, plot, report, sizes, times, transfer};
+use super::qos::{KIND, iterate, mean_us, number, plot, sizes, times, transfer};
 use super::{Claim, Curve, Document, Figure, Report, Role, Target, named};
 use crate::boards::qfdb::{Optimisations, Setup, Starter, Wiring};
 use crate::kernel::Span;
@@ -117,9 +117,8 @@ fn ratio_over_hop(platform: &Platform) -> Result<f64, PlatformError> {
 
 fn zdma() -> Result<Report, PlatformError> {
     let platform = named(super::qos::PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "Q-ZDMA",
-        Document::Qos,
         "Beside the maker's DMA engine",
         "QOS §5.1, Fig 5.1-5.4",
         "packets of 64 bytes, six of them without an answer, against blocks that fill the line",
@@ -198,9 +197,8 @@ fn zdma() -> Result<Report, PlatformError> {
 
 fn kernel() -> Result<Report, PlatformError> {
     let platform = named(super::qos::PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "Q-KERNEL",
-        Document::Qos,
         "Beside transfers that the kernel starts",
         "QOS §5.2, Fig 5.7, 5.8",
         "a system call before each transfer; why its rate is bounded is not stated, so that is a constant",

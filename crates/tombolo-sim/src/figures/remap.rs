@@ -1,6 +1,6 @@
 //! REMAP §V and VII: transactions in databeats, and memory behind them.
 
-use super::{Claim, Class, Curve, Document, Figure, Header, Number, Plot, Report, Role, Target, named};
+use super::{Claim, Class, Curve, Document, Figure, Kind, Number, Plot, Report, Role, Target, named};
 use crate::boards::zcu102::{LINE_BYTES, Place, Setup, machine};
 use crate::kernel::Span;
 use crate::parts::AccessKind;
@@ -9,6 +9,8 @@ use tombolo_core::packetise::{Egress, Pacing};
 use tombolo_wire::{BEAT_BYTES, BusAddress, BusTransaction};
 
 const PLATFORM: &str = "remap-zcu102";
+/// What figures of this file have in common.
+const KIND: Kind = Kind { document: Document::Remap, class: Class::Protocol, platform: PLATFORM };
 /// The longest burst of the bus.
 const MOST_BEATS: u64 = 256;
 
@@ -143,23 +145,11 @@ fn stated(pacing: Pacing, way: Way, beats: u64) -> u64 {
 const BY_CYCLES: &str = "addresses are two databeats, data three, an answer one; two leave in a cycle, counted as the packetiser sends them";
 const BY_BLOCKS: &str = "lines go as databeats through both blocks to a memory with one queue; four cores have a bounded number of lines under way, and a line's time in the memory is exponentially distributed, as only its mean is known. The cores read: the benchmark of the document writes as well";
 
-fn report(id: &'static str, title: &'static str, section: &'static str, mechanism: &'static str) -> Report {
-    Report::new(Header {
-        id,
-        document: Document::Remap,
-        title,
-        section,
-        class: Class::Protocol,
-        platform: PLATFORM,
-        mechanism,
-    })
-}
-
 const KINDS: [(&str, Pacing); 2] = [("pipelined", Pacing::Pipelined), ("back to back", Pacing::BackToBack)];
 
 fn table() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report("R-TAB1", "Cycles of a burst", "REMAP Table I, Fig 5, 6", BY_CYCLES);
+    let mut report = KIND.report("R-TAB1", "Cycles of a burst", "REMAP Table I, Fig 5, 6", BY_CYCLES);
     for (name, pacing) in KINDS {
         for way in [Way::Write, Way::Read] {
             let mut same = 0;
@@ -211,7 +201,7 @@ fn percent(platform: &Platform, pacing: Pacing, beats: u64) -> Result<f64, Platf
 
 fn utilisation() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report("R-FIG7", "How much of a stream is payload", "REMAP §V, Fig 7", BY_CYCLES);
+    let mut report = KIND.report("R-FIG7", "How much of a stream is payload", "REMAP §V, Fig 7", BY_CYCLES);
     let [pipelined, apart] = [Pacing::Pipelined, Pacing::BackToBack];
     for (what, stated, found) in [
         ("pipelined, bursts of 1", 23.0, percent(&platform, pipelined, 1)?),
@@ -266,7 +256,8 @@ fn utilisation() -> Result<Report, PlatformError> {
 
 fn latency() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report("R-LAT", "A line of remote memory", "REMAP §VII, Fig 13, Table II", BY_BLOCKS);
+    let mut report =
+        KIND.report("R-LAT", "A line of remote memory", "REMAP §VII, Fig 13, Table II", BY_BLOCKS);
     let (near, far) = (latency_ns(&platform, true)?, latency_ns(&platform, false)?);
     report.numbers = vec![
         Number::of("blocks on one chip", 323.0, near, "ns", Role::Fitted, None),
@@ -307,7 +298,7 @@ fn latency() -> Result<Report, PlatformError> {
 
 fn throughput() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report("R-STREAM", "What four cores read", "REMAP §VII, Fig 12", BY_BLOCKS);
+    let mut report = KIND.report("R-STREAM", "What four cores read", "REMAP §VII, Fig 12", BY_BLOCKS);
     let (local, remote) = (Place::Local, Place::Remote);
     let direct = stream(&platform, [local; 4], false)?;
     let near = stream(&platform, [remote; 4], true)?;
@@ -363,7 +354,7 @@ fn rate_of_links(platform: &Platform, links: u8) -> Result<f64, PlatformError> {
 
 fn many() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "R-MANY",
         "Several interfaces, links and memories",
         "REMAP §III, Fig 2 to 4",

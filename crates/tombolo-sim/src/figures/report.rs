@@ -126,15 +126,27 @@ pub struct Plot {
     pub marks: Vec<(f64, f64)>,
 }
 
-/// What a report is about: see [`Report`].
-pub(super) struct Header {
-    pub(super) id: &'static str,
+/// What reports of a chapter have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Kind {
     pub(super) document: Document,
-    pub(super) title: &'static str,
-    pub(super) section: &'static str,
     pub(super) class: Class,
     pub(super) platform: &'static str,
-    pub(super) mechanism: &'static str,
+}
+
+impl Kind {
+    /// A report without numbers, claims or plots yet.
+    pub(super) fn report(
+        self,
+        id: &'static str,
+        title: &'static str,
+        section: &'static str,
+        mechanism: &'static str,
+    ) -> Report {
+        let Self { document, class, platform } = self;
+        let (numbers, claims, plots) = (Vec::new(), Vec::new(), Vec::new());
+        Report { id, document, title, section, class, platform, mechanism, numbers, claims, plots }
+    }
 }
 
 /// A figure, as the model gives it.
@@ -160,25 +172,6 @@ pub struct Report {
     pub claims: Vec<Claim>,
     /// Plots.
     pub plots: Vec<Plot>,
-}
-
-impl Report {
-    /// A report without numbers, claims or plots yet.
-    pub(super) fn new(of: Header) -> Self {
-        let Header { id, document, title, section, class, platform, mechanism } = of;
-        Self {
-            id,
-            document,
-            title,
-            section,
-            class,
-            platform,
-            mechanism,
-            numbers: Vec::new(),
-            claims: Vec::new(),
-            plots: Vec::new(),
-        }
-    }
 }
 
 /// What a set of reports comes to.
@@ -260,9 +253,8 @@ mod tests {
 
     fn report(numbers: Vec<Number>, claims: &[(bool, Option<&'static str>)]) -> Report {
         let claim = |(holds, note)| Claim { what: String::new(), found: String::new(), holds, note };
-        let (document, class) = (Document::Qos, Class::Protocol);
-        let (id, title, section, platform, mechanism) = ("X", "", "", "", "");
-        let mut report = Report::new(Header { id, document, title, section, class, platform, mechanism });
+        let kind = Kind { document: Document::Qos, class: Class::Protocol, platform: "" };
+        let mut report = kind.report("X", "", "", "");
         (report.numbers, report.claims) = (numbers, claims.iter().copied().map(claim).collect());
         report
     }

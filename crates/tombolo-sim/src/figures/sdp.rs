@@ -1,12 +1,14 @@
 //! SDP, chapter 5: sockets over a bridge between two machines' memories.
 
-use super::{Claim, Class, Curve, Document, Figure, Header, Number, Plot, Report, Role, Target, named};
+use super::{Claim, Class, Curve, Document, Figure, Kind, Number, Plot, Report, Role, Target, named};
 use crate::boards::pcie::machines;
 use crate::hosts::SdpProgram;
 use crate::kernel::{Span, Time};
 use crate::platform::{Platform, PlatformError};
 
 const PLATFORM: &str = "pcie-ntb";
+/// What figures of this file have in common.
+const KIND: Kind = Kind { document: Document::Sdp, class: Class::Protocol, platform: PLATFORM };
 /// The peak of the document's InfiniBand, in MB/s (SDP §5.3.1).
 const OTHER_PEAK: f64 = 1_731.0;
 /// What a file of 1 GB takes there, in seconds (SDP §5.3.3).
@@ -82,24 +84,12 @@ fn file_ms(platform: &Platform, bytes: f64) -> Result<f64, PlatformError> {
     Ok(fixed.plus(rate.span_of(bytes as u64)).picos() as f64 / 1e9)
 }
 
-fn report(
-    id: &'static str,
-    title: &'static str,
-    section: &'static str,
-    class: Class,
-    mechanism: &'static str,
-) -> Report {
-    let document = Document::Sdp;
-    Report::new(Header { id, document, title, section, class, platform: PLATFORM, mechanism })
-}
-
 fn latency() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "S-LAT",
         "A message one way",
         "SDP Table 5.1, Fig 5.6",
-        Class::Protocol,
         "up to 512 bytes are loaded over the bridge, 4 at a time; beyond that the DMA engine copies, for which the receiver sleeps once more",
     );
     let at = |bytes| latency_us(&platform, bytes);
@@ -140,11 +130,10 @@ fn latency() -> Result<Report, PlatformError> {
 
 fn throughput() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "S-RATE",
         "What connections give",
         "SDP §5.2.1, Fig 5.3, 5.5",
-        Class::Protocol,
         "a buffer is filled only when the receiver has taken it; several connections overlap, and share one bridge",
     );
     let rates = [1, 2, 3, 4].map(|connections| rate(&platform, connections, MESSAGE_BYTES, LONG));
@@ -197,11 +186,10 @@ fn throughput() -> Result<Report, PlatformError> {
 
 fn files() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = Kind { class: Class::Hardware, ..KIND }.report(
         "S-FILE",
         "Files from a web server",
         "SDP Table 5.2, Fig 5.7, 5.8",
-        Class::Hardware,
         "what a request takes, and a rate of server and client: nothing is predicted",
     );
     let (small, large) = (file_ms(&platform, 65_536.0)?, file_ms(&platform, GIGABYTE)?);

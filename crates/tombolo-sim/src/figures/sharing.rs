@@ -1,6 +1,6 @@
 //! MICRO §4.1 and §4.10: pages that two nodes share, and the writes that lock up both.
 
-use super::{Claim, Class, Document, Figure, Header, Number, Report, Role, micro, named, qos};
+use super::{Claim, Class, Document, Figure, Kind, Number, Report, Role, micro, named, qos};
 use crate::boards::qfdb;
 use crate::boards::zedboard::{PairEnd, Port, STORES, pair};
 use crate::hosts::{EngineHost, Program};
@@ -10,6 +10,8 @@ use crate::platform::PlatformError;
 use tombolo_core::rdma::Direction;
 
 const PLATFORM: &str = "zedboard-gen1";
+/// What figures of this file have in common.
+const KIND: Kind = Kind { document: Document::Micro, class: Class::Hardware, platform: PLATFORM };
 /// Accesses to one word, one after the other.
 const ACCESSES: u32 = 100;
 
@@ -102,14 +104,9 @@ impl Shared {
     }
 }
 
-fn report(id: &'static str, title: &'static str, section: &'static str, mechanism: &'static str) -> Report {
-    let (document, class) = (Document::Micro, Class::Hardware);
-    Report::new(Header { id, document, title, section, class, platform: PLATFORM, mechanism })
-}
-
 fn caching() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "M-CACHE",
         "Who caches a borrowed page",
         "MICRO §4.1, Fig 4.1, 4.2",
@@ -191,7 +188,7 @@ fn engines() -> Result<(usize, usize), PlatformError> {
 }
 
 fn lock_up() -> Result<Report, PlatformError> {
-    let mut report = report(
+    let mut report = KIND.report(
         "M-LOCK",
         "Two nodes that write each other's memory",
         "MICRO §4.10",

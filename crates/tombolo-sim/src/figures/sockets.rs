@@ -1,6 +1,6 @@
 //! SDP §4.2: what starts a transfer, and how a connection begins and ends.
 
-use super::{Claim, Class, Document, Figure, Header, Report, named};
+use super::{Claim, Class, Document, Figure, Kind, Report, named};
 use crate::boards::pcie::machines;
 use crate::hosts::SdpProgram;
 use crate::kernel::{Span, Time};
@@ -10,17 +10,14 @@ use tombolo_core::sdp::{
 };
 
 const PLATFORM: &str = "pcie-ntb";
+/// What figures of this file have in common.
+const KIND: Kind = Kind { document: Document::Sdp, class: Class::Protocol, platform: PLATFORM };
 
 /// Figures of this section.
 pub const FIGURES: [Figure; 2] = [
     Figure { id: "S-START", document: Document::Sdp, run: starts },
     Figure { id: "S-CONN", document: Document::Sdp, run: connection },
 ];
-
-fn report(id: &'static str, title: &'static str, section: &'static str, mechanism: &'static str) -> Report {
-    let (document, class) = (Document::Sdp, Class::Protocol);
-    Report::new(Header { id, document, title, section, class, platform: PLATFORM, mechanism })
-}
 
 /// Bytes that a connection gives to the other side after these calls.
 fn given<R>(act: impl FnOnce(&mut Connection) -> R) -> Option<u32> {
@@ -34,7 +31,7 @@ fn given<R>(act: impl FnOnce(&mut Connection) -> R) -> Option<u32> {
 
 fn starts() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "S-START",
         "What starts a transfer",
         "SDP §4.2.2, 4.2.4",
@@ -171,7 +168,7 @@ fn begun(platform: &Platform) -> Result<Option<(Established, Established, Bridge
 
 fn connection() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "S-CONN",
         "How a connection begins and ends",
         "SDP §4.2.3, Fig 4.4",

@@ -1,14 +1,14 @@
 //! MICRO §5.2.3 and §5.2.6 to 8: remote memory as a swap device, beside others; and copies in local memory.
 
-use super::{
-    Claim, Class, Curve, Document, Figure, Header, Number, Plot, Report, Role, Target, micro, named,
-};
+use super::{Claim, Class, Curve, Document, Figure, Kind, Number, Plot, Report, Role, Target, micro, named};
 use crate::boards::zedboard::{Port, Side, blocks};
 use crate::kernel::Rate;
 use crate::parts::AccessKind;
 use crate::platform::{Platform, PlatformError};
 
 const PLATFORM: &str = "zedboard-gen1";
+/// What figures of this file have in common.
+const KIND: Kind = Kind { document: Document::Micro, class: Class::Hardware, platform: PLATFORM };
 const PAGE_BYTES: u32 = 4_096;
 const LARGE_BYTES: u32 = 1 << 20;
 /// Requests to remote memory under way: one is copied, one is prepared.
@@ -49,11 +49,6 @@ fn nbd(platform: &Platform, kind: AccessKind, block_bytes: u32) -> Result<f64, P
     Ok(blocks(kind, block_bytes, platform.rate("nbd")?, platform.span("nbd_request")?, under_way))
 }
 
-fn report(id: &'static str, title: &'static str, section: &'static str, mechanism: &'static str) -> Report {
-    let (document, class) = (Document::Micro, Class::Hardware);
-    Report::new(Header { id, document, title, section, class, platform: PLATFORM, mechanism })
-}
-
 fn sizes() -> impl Iterator<Item = u32> {
     (12..=20).map(|shift| 1 << shift)
 }
@@ -62,7 +57,7 @@ type Device = fn(&Platform, AccessKind, u32) -> Result<f64, PlatformError>;
 
 fn swap() -> Result<Report, PlatformError> {
     let platform = named(PLATFORM);
-    let mut report = report(
+    let mut report = KIND.report(
         "M-SWAP",
         "Remote memory as a swap device",
         "MICRO §5.2.6 to 5.2.8, Fig 5.7, 5.8",
@@ -148,7 +143,7 @@ fn swap() -> Result<Report, PlatformError> {
 const COPIES: [f64; 6] = [950.0, 687.5, 250.0, 650.0, 762.5, 937.5];
 
 fn local() -> Result<Report, PlatformError> {
-    let mut report = report(
+    let mut report = KIND.report(
         "M-LOCAL",
         "Copies in local memory: memcpy, bcopy, and loops that move more and more at once",
         "MICRO Table 5.4",

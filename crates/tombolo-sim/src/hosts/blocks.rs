@@ -1,19 +1,19 @@
 //! The two ends of a remote bus of memory (REMAP §III): the block of a processor, which cuts its accesses into databeats, and the block of
 //! a memory, which puts them together and makes them. The packetiser and the segment table are those of the core.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
-use tombolo_core::packetise::{Egress, Ingress, Pacing};
+use tombolo_core::packetise::{
+    Accesses, Bursts, BusAccess, BusOperation, Egress, Ingress, MemoryBurst, Pacing,
+};
 use tombolo_core::segment::{LenderId, SegmentTable};
-use tombolo_wire::{BEAT_BYTES, BusAddress, BusTransaction};
+use tombolo_wire::BusTransaction;
 
 use crate::kernel::{Span, Time};
 use crate::parts::{Access, AccessKind, Cargo, Here, Input, Message, Part, RouteId};
 
 /// The input of a block where the first of its links ends; those of the others follow. Lower ones are of interfaces and memories.
 const FIRST_LINK: u8 = 128;
-/// Data transfers of one burst at most.
-const MOST_BEATS: u64 = 256;
 /// Bytes on a link in each cycle: two databeats, whether or not both are there.
 const CYCLE_BYTES: u32 = 16;
 
@@ -113,14 +113,6 @@ impl Lanes {
     }
 }
 
-/// An access that is under way.
-#[derive(Debug)]
-struct Open {
-    access: Access,
-    /// Bursts of it that are not answered.
-    bursts: u64,
-}
-
 /// The block of a processor. Requests of interface `i` enter at input `i`, and go back on the way that they name.
 #[derive(Debug)]
 pub struct ComputeBlock {
@@ -130,9 +122,9 @@ pub struct ComputeBlock {
     segments: SegmentTable,
     /// The links to each memory block.
     links: BTreeMap<LenderId, Vec<u8>>,
-    /// By interface, and by the number of a burst.
-    open: BTreeMap<(u8, u16), Open>,
-    next_id: u16,
+    accesses: Accesses,
+    /// By interface and number.
+    open: BTreeMap<(u8, u16), Access>,
     refused: u64,
 }
 
@@ -146,7 +138,8 @@ impl ComputeBlock {
     ) -> Self {
         let count = links.values().flatten().map(|link| usize::from(*link) + 1).max().unwrap_or(1);
         let lanes = Lanes::new(config, count);
-        Self { lanes, base, segments, links, open: BTreeMap::new(), next_id: 0, refused: 0 }
+        let (accesses, open) = (Accesses::default(), BTreeMap::new());
+        Self { lanes, base, segments, links, accesses, open, refused: 0 }
     }
 
     /// The way by a link, to the memory block's [`link_input`].
@@ -161,7 +154,8 @@ impl ComputeBlock {
         self.lanes.cycles
     }
 
-    /// Accesses that were dropped: to what is in no segment, or across the end of one; or because 65,536 of their interface are under way.
+    /// Accesses that were dropped: of no bytes, to what is in no segment, across the end of one, or beyond 40 bits at its owner; of an
+    /// interface, or to an owner, that is not connected; or because 65,536 of their interface are under way.
     pub fn refused(&self) -> u64 {
         self.refused
     }
@@ -181,56 +175,17 @@ impl ComputeBlock {
 
     /// The bursts of an access; whether it can be made.
     fn push(&mut self, interface: u8, access: Access) -> bool {
-        let ids = (0..=u16::MAX).map(|step| self.next_id.wrapping_add(step));
-        let Some(id) = ids.into_iter().find(|id| !self.open.contains_key(&(interface, *id))) else {
-            return false;
-        };
         let Some((lender, address)) = self.place(&access) else { return false };
         let Some(links) = self.links.get(&lender) else { return false };
-        let beats = u64::from(access.length_bytes).div_ceil(BEAT_BYTES as u64);
-        let (mut bursts, mut from) = (0, 0);
-        while from < beats {
-            let count = MOST_BEATS.min(beats - from);
-            let start = BusAddress {
-                id,
-                address: address + from * BEAT_BYTES as u64,
-                length: (count - 1) as u8,
-                size: BEAT_BYTES.trailing_zeros() as u8,
-                ..BusAddress::default()
-            };
-            let data = (1..=count).map(|beat| BusTransaction::WriteData {
-                data: start.address.into(),
-                strobe: u16::MAX,
-                is_last: beat == count,
-            });
-            let is_sent = match access.kind {
-                AccessKind::Read => {
-                    self.lanes.egress.push(interface, links, [BusTransaction::ReadAddress(start)])
-                }
-                AccessKind::Write => {
-                    let first = std::iter::once(BusTransaction::WriteAddress(start));
-                    self.lanes.egress.push(interface, links, first.chain(data))
-                }
-            };
-            bursts += u64::from(is_sent);
-            from += count;
-        }
-        if bursts > 0 {
-            self.open.insert((interface, id), Open { access, bursts });
-            self.next_id = id.wrapping_add(1);
-        }
-        bursts > 0
-    }
-
-    /// A burst of an access was answered.
-    fn answer(&mut self, here: &mut Here<'_>, interface: u8, id: u16) {
-        let Some(open) = self.open.get_mut(&(interface, id)) else { return };
-        open.bursts = open.bursts.saturating_sub(1);
-        if open.bursts == 0
-            && let Some(Open { access, .. }) = self.open.remove(&(interface, id))
-        {
-            here.start(here.now(), access.back, Cargo::Access(access), access.answer_bytes());
-        }
+        let operation = match access.kind {
+            AccessKind::Read => BusOperation::Read,
+            AccessKind::Write => BusOperation::Write,
+        };
+        let on_bus = BusAccess { operation, address, length_bytes: access.length_bytes };
+        // Of data only their number is simulated.
+        let id = self.accesses.begin(&mut self.lanes.egress, interface, links, on_bus, u128::from);
+        self.open.extend(id.map(|id| ((interface, id), access)));
+        id.is_some()
     }
 }
 
@@ -238,12 +193,9 @@ impl Part for ComputeBlock {
     fn receive(&mut self, here: &mut Here<'_>, port: u8, message: Message) {
         if port >= FIRST_LINK {
             for (_, interface, transaction) in self.lanes.accept(here, port, message) {
-                match transaction {
-                    BusTransaction::ReadData { id, is_last: true, .. }
-                    | BusTransaction::WriteAnswer { id, .. } => {
-                        self.answer(here, interface, id);
-                    }
-                    _ => {}
+                let whole = self.accesses.answered(interface, &transaction);
+                if let Some(access) = whole.and_then(|id| self.open.remove(&(interface, id))) {
+                    here.start(here.now(), access.back, Cargo::Access(access), access.answer_bytes());
                 }
             }
         } else if let Message::Traveller(traveller) = message {
@@ -268,14 +220,6 @@ impl Part for ComputeBlock {
     }
 }
 
-/// A burst at the memory: by whom, by which link, and how long.
-#[derive(Clone, Copy, Debug)]
-struct Burst {
-    link: u8,
-    interface: u8,
-    at: BusAddress,
-}
-
 /// A memory behind a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Controller {
@@ -293,10 +237,9 @@ pub struct MemoryBlock {
     lanes: Lanes,
     /// By address.
     controllers: Vec<Controller>,
-    /// Bursts whose data come, by link and interface, in the order of their addresses.
-    written: BTreeMap<(u8, u8), VecDeque<BusAddress>>,
-    /// Accesses that are being made, by tag.
-    open: BTreeMap<u64, Burst>,
+    bursts: Bursts,
+    /// Those that are being made, by tag.
+    open: BTreeMap<u64, MemoryBurst>,
     next_tag: u64,
     refused: u64,
 }
@@ -307,7 +250,7 @@ impl MemoryBlock {
         Self {
             lanes: Lanes::new(config, links),
             controllers: Vec::new(),
-            written: BTreeMap::new(),
+            bursts: Bursts::default(),
             open: BTreeMap::new(),
             next_tag: 0,
             refused: 0,
@@ -341,14 +284,18 @@ impl MemoryBlock {
         self.refused
     }
 
-    fn access(&mut self, here: &mut Here<'_>, kind: AccessKind, burst: Burst) {
-        let Some(controller) = self.controllers.iter().find(|one| burst.at.address < one.end) else {
+    fn access(&mut self, here: &mut Here<'_>, burst: MemoryBurst) {
+        let address = burst.at.address;
+        let Some(controller) = self.controllers.iter().find(|one| address < one.end) else {
             self.refused += 1;
             return;
         };
-        let length_bytes = (u32::from(burst.at.length) + 1) * BEAT_BYTES as u32;
+        let kind = match burst.operation {
+            BusOperation::Read => AccessKind::Read,
+            BusOperation::Write => AccessKind::Write,
+        };
         let (tag, back) = (self.next_tag, controller.back);
-        let access = Access { kind, address: burst.at.address, length_bytes, tag, back };
+        let access = Access { kind, address, length_bytes: burst.length_bytes(), tag, back };
         self.next_tag += 1;
         self.open.insert(tag, burst);
         here.start(here.now(), controller.way, Cargo::Access(access), access.request_bytes());
@@ -356,23 +303,8 @@ impl MemoryBlock {
 
     /// A memory has answered.
     fn answer(&mut self, access: &Access) {
-        let Some(Burst { link, interface, at }) = self.open.remove(&access.tag) else { return };
-        let (id, response) = (at.id, 0);
-        let is_sent = match access.kind {
-            AccessKind::Read => {
-                let data = (0..=at.length).map(|beat| BusTransaction::ReadData {
-                    id,
-                    data: access.address.into(),
-                    response,
-                    is_last: beat == at.length,
-                });
-                self.lanes.egress.push(interface, &[link], data)
-            }
-            AccessKind::Write => {
-                self.lanes.egress.push(interface, &[link], [BusTransaction::WriteAnswer { id, response }])
-            }
-        };
-        self.refused += u64::from(!is_sent);
+        let Some(burst) = self.open.remove(&access.tag) else { return };
+        self.refused += u64::from(!burst.answer(&mut self.lanes.egress, u128::from));
     }
 }
 
@@ -380,18 +312,10 @@ impl Part for MemoryBlock {
     fn receive(&mut self, here: &mut Here<'_>, port: u8, message: Message) {
         if port >= FIRST_LINK {
             for (link, interface, transaction) in self.lanes.accept(here, port, message) {
-                let queue = (link, interface);
-                match transaction {
-                    BusTransaction::ReadAddress(at) => {
-                        self.access(here, AccessKind::Read, Burst { link, interface, at });
-                    }
-                    BusTransaction::WriteAddress(at) => self.written.entry(queue).or_default().push_back(at),
-                    BusTransaction::WriteData { is_last: true, .. } => {
-                        if let Some(at) = self.written.get_mut(&queue).and_then(VecDeque::pop_front) {
-                            self.access(here, AccessKind::Write, Burst { link, interface, at });
-                        }
-                    }
-                    _ => {}
+                match self.bursts.accept(link, interface, &transaction) {
+                    Ok(Some(burst)) => self.access(here, burst),
+                    Ok(None) => {}
+                    Err(_) => self.lanes.dropped += 1,
                 }
             }
         } else if let Message::Traveller(traveller) = message {
@@ -408,7 +332,7 @@ impl Part for MemoryBlock {
     }
 
     fn open(&self) -> u64 {
-        self.open.len() as u64 + self.written.values().map(|queue| queue.len() as u64).sum::<u64>()
+        (self.open.len() + self.bursts.open()) as u64
     }
 
     fn forwards(&self) -> bool {

@@ -2,14 +2,14 @@
 
 use super::faults::{FaultConfig, FaultCounts, Faults};
 use super::processor::{Mail, Prices, Processor, STEPS, Task, TaskKind};
-use super::program::{Ended, Program, Running};
+use super::program::{Ended, Failure, Program, Running};
 use super::sender::{Outgoing, Sender};
 use crate::kernel::{PartId, Rate, Span, Time};
 use crate::parts::{Cargo, Here, Mailbox, Message, Part, RouteId};
 use std::collections::VecDeque;
 use tombolo_core::rdma::{
-    Action, Block, Completion, Config, Counters, Engine, NotificationWrite, PathId, PeerId, Transfer,
-    TransferError,
+    Action, Block, Completion, Config, Counters, Engine, NotificationWrite, PathId, PeerId, PostError,
+    Transfer,
 };
 use tombolo_wire::{Checksums, MAX_BARE_PACKET_BYTES, NackCode, Packet, Payload};
 
@@ -295,10 +295,10 @@ impl EngineHost {
             let begun = match step {
                 0 => self.rings.pop_front_if(|(seen_at, ..)| *seen_at <= now).map(|(_, program, number)| {
                     let bypasses = self.engine.counters().bypasses;
-                    let is_posted = self.post(now, program, number);
+                    let status = self.post(now, program, number);
                     let passes_by = self.engine.counters().bypasses > bypasses;
                     let price = if passes_by { Span::ZERO } else { prices.queue };
-                    (price, TaskKind::Doorbell, Task::Posted { program, number, is_posted })
+                    (price, TaskKind::Doorbell, Task::Posted { program, number, status })
                 }),
                 1 => self.engine.poll_send(now.of_core()).map(|action| {
                     let (price, kind) = match &action {
@@ -337,11 +337,11 @@ impl EngineHost {
         false
     }
 
-    /// Gives the engine a transfer of a program. `false`: it does not take it.
-    fn post(&mut self, now: Time, program: usize, number: u64) -> bool {
+    /// Gives the engine a transfer of a program.
+    fn post(&mut self, now: Time, program: usize, number: u64) -> Result<(), PostError> {
         let Program { peer, transfer, .. } = self.programs[program].program;
         let user = user_of(program, number);
-        self.engine.post(now.of_core(), peer, Transfer { user, ..transfer }).is_ok()
+        self.engine.post(now.of_core(), peer, Transfer { user, ..transfer }).map(|_| ())
     }
 
     /// The next message that can be read.
@@ -370,20 +370,23 @@ impl EngineHost {
     fn finish(&mut self, here: &mut Here<'_>, task: Task) {
         let now = here.now();
         match task {
-            Task::Posted { is_posted: true, .. } => {}
-            // More than there are channels: the program learns of it at once.
-            Task::Posted { program, number, is_posted: false } => {
-                self.told(here, program, number, Err(TransferError::PeerUnreachable));
+            Task::Posted { status: Ok(()), .. } => {}
+            // The program learns of it at once.
+            Task::Posted { program, number, status: Err(error) } => {
+                self.told(here, program, number, Err(error.into()));
             }
             Task::Act(Action::SendBlock(block)) => {
                 self.engine.source_begun(&block);
+                if let Some(faults) = &mut self.faults {
+                    faults.begun(&block);
+                }
                 self.sender.push(block);
             }
             Task::Act(Action::Send { peer, path, packet }) => self.send_message(here, (peer, path), packet),
             Task::Act(Action::WriteNotification(write)) => self.notify(here, write),
             Task::Act(Action::Complete(Completion { user, status, .. })) => {
                 let (program, number) = ((user >> PROGRAM_SHIFT) as usize, user & u64::from(u32::MAX));
-                self.told(here, program, number, status);
+                self.told(here, program, number, status.map_err(Failure::from));
             }
             Task::Read(mail) => {
                 let Mail { from, cargo, .. } = mail;
@@ -394,7 +397,7 @@ impl EngineHost {
     }
 
     /// A program sees the end of a transfer, and posts the next one.
-    fn told(&mut self, here: &mut Here<'_>, program: usize, number: u64, status: Result<(), TransferError>) {
+    fn told(&mut self, here: &mut Here<'_>, program: usize, number: u64, status: Result<(), Failure>) {
         let Some(running) = self.programs.get_mut(program) else { return };
         if let Some(ended) = running.end(number, here.now(), status) {
             let flow = flow_of(here.part(), user_of(program, number));

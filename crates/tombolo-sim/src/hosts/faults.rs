@@ -15,7 +15,7 @@ use tombolo_core::iommu::{
     FaultSource, Iommu, Outcome, PAGE_BYTES, Reason, Right, TouchId, Unreached,
 };
 use tombolo_core::rdma::{Block, Placement};
-use tombolo_wire::{NackCode, Refusal};
+use tombolo_wire::{Attempt, NackCode, Refusal, Resume, TransactionId};
 
 /// The constants of faults at a node.
 #[derive(Clone, Copy, Debug)]
@@ -55,11 +55,13 @@ pub struct Hypotheses {
     pub drains: bool,
     /// What is before an absent page of a block leaves.
     pub sends_before: bool,
+    /// A request for a block again that names an earlier attempt is not obeyed.
+    pub ignores_old: bool,
 }
 
 impl Default for Hypotheses {
     fn default() -> Self {
-        Self { notes_all: true, drains: true, sends_before: true }
+        Self { notes_all: true, drains: true, sends_before: true, ignores_old: true }
     }
 }
 
@@ -136,6 +138,8 @@ pub(super) struct Faults {
     has_source_fault: bool,
     /// Pages that were present, and whose accesses were terminated after a fault of others.
     after_faults: u64,
+    /// The latest attempt at each block, where requests that name an earlier one are obeyed.
+    attempts: BTreeMap<TransactionId, Attempt>,
 }
 
 impl Faults {
@@ -158,6 +162,7 @@ impl Faults {
             last_record: None,
             has_source_fault: false,
             after_faults: 0,
+            attempts: BTreeMap::new(),
         }
     }
 
@@ -193,6 +198,19 @@ impl Faults {
         }
     }
 
+    /// A block begins.
+    pub(super) fn begun(&mut self, block: &Block) {
+        if !self.config.hypotheses.ignores_old {
+            self.attempts.insert(block.transaction, block.attempt);
+        }
+    }
+
+    /// A request for a block again; its attempt is the current one where [`Hypotheses::ignores_old`] is off.
+    pub(super) fn understood(&self, resume: Resume) -> Resume {
+        let attempt = self.attempts.get(&resume.transaction).copied().unwrap_or(resume.attempt);
+        Resume { attempt, ..resume }
+    }
+
     /// A packet of a block is to be read: `Err` if its page is absent. The block goes no further then.
     pub(super) fn read(
         &mut self,
@@ -211,8 +229,8 @@ impl Faults {
         self.access(now, (at, bytes), whole, End::Source, block.fault_source()).map(|_| ()).map_err(
             |(id, refusal)| {
                 self.waiting.extend(id.map(|id| (id, Waiting::Source)));
-                self.settle(now);
-                refusal
+                let mut refused = self.settle(now);
+                id.and_then(|id| refused.remove(&id)).unwrap_or(refusal)
             },
         )
     }
@@ -223,8 +241,8 @@ impl Faults {
         self.access(now, bytes, placement.block, End::Destination, placement.fault_source()).map_err(
             |(id, refusal)| {
                 self.waiting.extend(id.map(|id| (id, Waiting::Destination(Box::new(*placement)))));
-                self.settle(now);
-                refusal
+                let mut refused = self.settle(now);
+                id.and_then(|id| refused.remove(&id)).unwrap_or(refusal)
             },
         )
     }
@@ -276,8 +294,10 @@ impl Faults {
         Err((Some(id), Refusal::at(NackCode::SlaveError, page * PAGE_BYTES)))
     }
 
-    /// Takes what the machine says, but for what takes driver or thread time.
-    fn settle(&mut self, now: Time) {
+    /// Carries out the machine's actions: touches and requests for blocks are queued for driver and thread. Returns the refused accesses.
+    /// With [`tombolo_core::iommu::FaultMode::Terminate`] those are attempts that were just made.
+    fn settle(&mut self, now: Time) -> BTreeMap<AccessId, Refusal> {
+        let mut refused = BTreeMap::new();
         while let Some(action) = self.iommu.poll_action() {
             match action {
                 Action::Touch { touch, address, length_bytes, .. } => {
@@ -301,13 +321,18 @@ impl Faults {
                     }
                     self.iommu.attempted(now.of_core(), CONTEXT, id, Outcome::Done(0));
                 }
-                Action::Forget(id) | Action::Refuse(id, _) | Action::Busy(id) | Action::Done(id, _) => {
+                Action::Refuse(id, unreached) => {
+                    self.waiting.remove(&id);
+                    refused.insert(id, unreached.into());
+                }
+                Action::Forget(id) | Action::Busy(id) | Action::Done(id, _) => {
                     self.waiting.remove(&id);
                 }
                 // Its sender has been told, or nothing is withdrawn here.
                 Action::Pause { .. } | Action::Withdraw(..) | Action::Released(..) => {}
             }
         }
+        refused
     }
 
     /// Driver and thread go on: placements whose senders are to be asked for their blocks again.
@@ -318,7 +343,8 @@ impl Faults {
             let done = workers.into_iter().find_map(|worker| worker.take_done(now));
             if let Some(step) = done {
                 ready.extend(self.finish(now, step));
-                self.settle(now);
+                let refused = self.settle(now);
+                debug_assert!(refused.is_empty(), "{refused:?}");
                 continue;
             }
             if !self.begin(now) {

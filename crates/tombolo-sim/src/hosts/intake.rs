@@ -72,6 +72,11 @@ impl EngineHost {
     }
 
     fn handle(&mut self, now: Time, (peer, path): (PeerId, PathId), packet: &Packet<'_>) {
+        let understood = match (packet, &self.faults) {
+            (Packet::Resume(resume), Some(faults)) => Some(Packet::Resume(faults.understood(*resume))),
+            _ => None,
+        };
+        let packet = understood.as_ref().unwrap_or(packet);
         match self.engine.handle_from(now.of_core(), peer, path, packet) {
             Verdict::Place(placement) => {
                 let payload = match packet {

@@ -21,7 +21,7 @@ pub use faults::{FaultConfig, FaultCounts, Hypotheses};
 pub use mac::{SharedMac, SharedMacConfig, Station, WIRE};
 pub use nic::{Job, NicConfig, NicNode};
 pub use processor::{Prices, TaskKind};
-pub use program::{Ended, Program};
+pub use program::{Ended, Failure, Program};
 pub use sdp::{SdpNode, SdpPrices, SdpProgram};
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::kernel::{Span, Time};
 use crate::parts::Cargo;
-use tombolo_core::rdma::{Action, PathId, PeerId};
+use tombolo_core::rdma::{Action, PathId, PeerId, PostError};
 
 /// What each task takes. The accesses of which the document tells (QOS Fig 3.8) are summed up by task.
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,7 +77,7 @@ pub(super) enum Task {
     Posted {
         program: usize,
         number: u64,
-        is_posted: bool,
+        status: Result<(), PostError>,
     },
     Act(Action),
     Read(Mail),

@@ -1,7 +1,9 @@
 //! Programs of a node: they post transfers, wait for their ends, and measure.
 
+use std::collections::BTreeMap;
+
 use crate::kernel::{Span, Time};
-use tombolo_core::rdma::{PeerId, Transfer, TransferError};
+use tombolo_core::rdma::{PeerId, PostError, Transfer, TransferError};
 
 /// What a program does: the same transfer again and again.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +20,17 @@ pub struct Program {
     pub gap: Span,
 }
 
+/// Why a transfer of a program ended without success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The engine did not take it.
+    #[error(transparent)]
+    NotPosted(#[from] PostError),
+    /// It was posted, and has failed.
+    #[error(transparent)]
+    Ended(#[from] TransferError),
+}
+
 /// How a transfer of a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
@@ -28,7 +41,7 @@ pub struct Ended {
     /// When it saw the end.
     pub ended_at: Time,
     /// How it ended.
-    pub status: Result<(), TransferError>,
+    pub status: Result<(), Failure>,
 }
 
 impl Ended {
@@ -44,35 +57,32 @@ pub(super) struct Running {
     pub(super) program: Program,
     begun: u64,
     /// Transfers without an end, with their beginnings.
-    open: Vec<(u64, Time)>,
+    open: BTreeMap<u64, Time>,
+    /// A transfer was not posted: no other one is.
+    is_refused: bool,
     pub(super) ended: Vec<Ended>,
 }
 
 impl Running {
     pub(super) fn new(program: Program) -> Self {
-        Self { program, begun: 0, open: Vec::new(), ended: Vec::new() }
+        Self { program, begun: 0, open: BTreeMap::new(), is_refused: false, ended: Vec::new() }
     }
 
     /// The next transfer, if the program posts one now: its number.
     pub(super) fn begin(&mut self, at: Time) -> Option<u64> {
-        let may =
-            self.begun < self.program.count && (self.open.len() as u64) < self.program.outstanding.max(1);
+        let has_room = (self.open.len() as u64) < self.program.outstanding.max(1);
+        let may = self.begun < self.program.count && has_room && !self.is_refused;
         may.then(|| {
             self.begun += 1;
-            self.open.push((self.begun - 1, at));
+            self.open.insert(self.begun - 1, at);
             self.begun - 1
         })
     }
 
     /// A transfer has ended: `None` if it was none of those that are open.
-    pub(super) fn end(
-        &mut self,
-        number: u64,
-        ended_at: Time,
-        status: Result<(), TransferError>,
-    ) -> Option<Ended> {
-        let place = self.open.iter().position(|(open, _)| *open == number)?;
-        let (_, begun_at) = self.open.swap_remove(place);
+    pub(super) fn end(&mut self, number: u64, ended_at: Time, status: Result<(), Failure>) -> Option<Ended> {
+        let begun_at = self.open.remove(&number)?;
+        self.is_refused |= matches!(status, Err(Failure::NotPosted(_)));
         let ended = Ended { number, begun_at, ended_at, status };
         self.ended.push(ended);
         Some(ended)

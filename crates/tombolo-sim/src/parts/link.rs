@@ -159,6 +159,10 @@ impl Part for Link {
         let (is_damaged, is_repeated, is_late) =
             (has_fault(corruption), has_fault(duplication), has_fault(reordering));
         let mut arrives_at = left_at.after(self.config.latency);
+        // A stage that has no rate is seen by its latency.
+        if self.config.line.is_none() && arrives_at > left_at {
+            here.slice("stage", "passes", left_at, arrives_at, traveller.flow);
+        }
         if is_damaged {
             self.counters.damaged += 1;
             Self::damage(here, &mut traveller);

@@ -19,9 +19,37 @@ pub struct Slice {
     pub flow: u32,
 }
 
-/// The slices of a run, as they began.
+/// Slices of a run at most: 56 bytes each, and more than a picture shows.
+const MOST_SLICES: usize = 4_000_000;
+
+/// The slices of a run, as parts have noted them: some before they begin.
 #[derive(Debug, Default)]
 pub struct Timeline {
-    /// All of them.
-    pub slices: Vec<Slice>,
+    slices: Vec<Slice>,
+    /// When the earliest one begins that was not kept.
+    cut_at: Option<Time>,
+}
+
+impl Timeline {
+    /// Those that were kept.
+    pub fn slices(&self) -> &[Slice] {
+        &self.slices
+    }
+
+    /// From when on slices are left out, if there were more than are kept.
+    pub fn cut_at(&self) -> Option<Time> {
+        self.cut_at
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Slice> {
+        std::mem::take(&mut self.slices)
+    }
+
+    pub(super) fn add(&mut self, slice: Slice) {
+        if self.slices.len() < MOST_SLICES {
+            self.slices.push(slice);
+        } else {
+            self.cut_at = Some(self.cut_at.map_or(slice.from, |earliest| earliest.min(slice.from)));
+        }
+    }
 }

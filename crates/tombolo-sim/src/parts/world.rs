@@ -253,7 +253,7 @@ impl Here<'_> {
     /// The part does something for a while, on one of its tracks.
     pub fn slice(&mut self, track: &'static str, name: &'static str, from: Time, to: Time, flow: u32) {
         if let Some(timeline) = &mut self.timeline {
-            timeline.slices.push(Slice { part: self.part, track, name, from, to, flow });
+            timeline.add(Slice { part: self.part, track, name, from, to, flow });
         }
     }
 
@@ -298,7 +298,17 @@ impl World {
 
     /// What was noted.
     pub fn timeline(&self) -> &[Slice] {
-        self.timeline.as_ref().map_or(&[], |timeline| &timeline.slices)
+        self.timeline.as_ref().map_or(&[], Timeline::slices)
+    }
+
+    /// What was noted, which is forgotten here.
+    pub fn take_timeline(&mut self) -> Vec<Slice> {
+        self.timeline.as_mut().map_or_else(Vec::new, Timeline::take)
+    }
+
+    /// From when on slices were left out, if there were more than are kept.
+    pub fn timeline_cut_at(&self) -> Option<Time> {
+        self.timeline.as_ref().and_then(Timeline::cut_at)
     }
 
     /// What kind of part each is.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tombolo_core::iommu::TouchPolicy;
-use tombolo_core::rdma::{Direction, PathId, PeerId, Transfer};
+use tombolo_core::rdma::{Direction, PathId, PeerId, PostError, Transfer};
 use tombolo_random::Random;
 use tombolo_wire::Domain;
 
@@ -11,9 +11,9 @@ use super::StudyError;
 use super::outcome::{Outcome, busy_percent, percentile};
 use super::scenario::{Pages, Scenario, TopologyKind, Workload, WorkloadKind};
 use crate::boards::qfdb::{self, FaultSetup, Optimisations, Setup, Wiring};
-use crate::hosts::{EngineHost, Hypotheses, Program};
+use crate::hosts::{EngineHost, Failure, Hypotheses, Program};
 use crate::kernel::{PartId, Span, Time};
-use crate::parts::{Hop, Input, Link, LinkConfig, LinkFaults, Topology, World};
+use crate::parts::{Hop, Input, Link, LinkConfig, LinkFaults, World};
 use crate::platform::{Platform, PlatformError};
 
 /// A run takes so much virtual time at most: longer than any that ends.
@@ -27,6 +27,19 @@ struct Network {
     /// By line, one for each of the links between two vertices.
     lines: BTreeMap<(Hop, u8), PartId>,
     names: BTreeMap<PartId, String>,
+}
+
+impl Network {
+    /// A transfer that an engine did not take: whose it was, and why.
+    fn refused(&self, programs: &[(PartId, usize, u32)]) -> Option<(PartId, PostError)> {
+        programs.iter().find_map(|(part, program, _)| {
+            // A program posts nothing more after that.
+            match self.world.part::<EngineHost>(*part)?.ended(*program).last()?.status {
+                Err(Failure::NotPosted(error)) => Some((*part, error)),
+                _ => None,
+            }
+        })
+    }
 }
 
 /// What nodes of this scenario are.
@@ -46,10 +59,10 @@ fn setup(platform: &Platform, scenario: &Scenario, links: u8) -> Result<Setup, P
 fn network(
     platform: &Platform,
     scenario: &Scenario,
-    topology: Topology,
-    links: u8,
+    kind: &TopologyKind,
     pairs: &[(u32, u32, u32, Time)],
 ) -> Result<Network, StudyError> {
+    let (topology, links) = (kind.topology()?, kind.links.max(1));
     let setup = setup(platform, scenario, links)?;
     let (rate, beside_bytes) = qfdb::line(platform, setup.wiring)?;
     let config = qfdb::host(platform, &setup, rate, beside_bytes)?;
@@ -62,6 +75,7 @@ fn network(
     let latency = Span::from_picos(platform.span("logic")?.picos() / 2);
     let logic: Vec<_> =
         (0..count).map(|_| world.add(Link::new(LinkConfig { latency, ..LinkConfig::default() }))).collect();
+    names.extend(logic.iter().enumerate().map(|(number, part)| (*part, format!("logic of node {number}"))));
     let wrong = &scenario.faults;
     let faults = LinkFaults {
         loss: wrong.loss,
@@ -71,8 +85,8 @@ fn network(
         delay: Span::from_ns(wrong.delay_us.saturating_mul(1_000)),
     };
     let latency = platform.span("hop")?;
-    let line =
-        LinkConfig { line: Some(rate), overhead_bytes: beside_bytes, latency, faults, queue_bytes: None };
+    let queue_bytes = kind.queue_kib.map(|kib| u64::from(kib) << 10);
+    let line = LinkConfig { line: Some(rate), overhead_bytes: beside_bytes, latency, faults, queue_bytes };
     let mut lines = BTreeMap::new();
     for hop in topology.hops() {
         for link in 0..links {
@@ -146,27 +160,15 @@ const WINDOW_BYTES: u64 = 1 << 32;
 /// Such windows of a node: an address has 48 bits.
 const MOST_WINDOWS: u64 = 1 << 16;
 
-/// Whether an engine takes as many transfers, and a memory has room for them.
-fn check(
-    platform: &Platform,
-    workload: &Workload,
-    pairs: &[(u32, u32, u32, Time)],
-) -> Result<(), StudyError> {
-    let (mut open, mut windows) = (BTreeMap::new(), BTreeMap::new());
+/// Checks that the nodes' memories have enough windows, and that the outcome can hold all transfers.
+fn check(workload: &Workload, pairs: &[(u32, u32, u32, Time)]) -> Result<(), StudyError> {
+    let mut windows = BTreeMap::new();
     for (from, to, ..) in pairs {
-        let runs = if workload.reads { to } else { from };
-        *open.entry(*runs).or_insert(0_u64) += workload.outstanding.min(workload.count);
         for node in [from, to] {
             *windows.entry(*node).or_insert(0_u64) += 1;
         }
     }
-    let most: u64 = platform.number("transactions")?;
     let impossible = |what: String| Err(StudyError::Impossible(what));
-    if let Some((node, open)) = open.iter().find(|(_, open)| **open > most) {
-        return impossible(format!(
-            "node {node} would have {open} transfers open at once, of {most} (constants.transactions)"
-        ));
-    }
     if windows.values().any(|windows| *windows > MOST_WINDOWS) {
         return impossible(format!("a node would have more than {MOST_WINDOWS} pairs"));
     }
@@ -183,10 +185,9 @@ pub(super) fn run(
     workload: &Workload,
     keeps_timeline: bool,
 ) -> Result<Outcome, StudyError> {
-    let topology = kind.topology()?;
-    let pairs = pairs(workload, topology.nodes(), scenario.seed);
-    check(platform, workload, &pairs)?;
-    let mut network = network(platform, scenario, topology, kind.links.max(1), &pairs)?;
+    let pairs = pairs(workload, kind.topology()?.nodes(), scenario.seed);
+    check(workload, &pairs)?;
+    let mut network = network(platform, scenario, kind, &pairs)?;
     if keeps_timeline {
         network.world.keep_timeline();
     }
@@ -229,11 +230,28 @@ pub(super) fn run(
         let program = network.world.with(part, |host: &mut EngineHost, here| host.run(here, program));
         programs.push((part, program.expect("a node"), *bytes));
     }
-    let is_over = network.world.run_within(LONGEST);
-    Ok(outcome(&network, &programs, is_over))
+    let mut span = Span::from_ns(1_000_000);
+    let is_over = loop {
+        let is_over = network.world.run_within(span);
+        if let Some((part, error)) = network.refused(&programs) {
+            let most = platform.count("transactions")?;
+            let hint = if error == PostError::Full {
+                format!(" (constants.transactions is {most})")
+            } else {
+                String::new()
+            };
+            return Err(StudyError::Impossible(format!("{}: {error}{hint}", network.names[&part])));
+        }
+        if is_over || span >= LONGEST {
+            break is_over;
+        }
+        span = span.times(4).min(LONGEST);
+    };
+    Ok(outcome(&mut network, &programs, is_over))
 }
 
-fn outcome(network: &Network, programs: &[(PartId, usize, u32)], is_over: bool) -> Outcome {
+fn outcome(network: &mut Network, programs: &[(PartId, usize, u32)], is_over: bool) -> Outcome {
+    let slices = network.world.take_timeline();
     let world = &network.world;
     let mut outcome = Outcome::new(world.trace());
     let host = |part: PartId| world.part::<EngineHost>(part).expect("a node");
@@ -298,6 +316,7 @@ fn outcome(network: &Network, programs: &[(PartId, usize, u32)], is_over: bool) 
             ("sent", counters.sent as f64),
             ("bytes", counters.bytes as f64),
             ("lost", counters.lost as f64),
+            ("overrun", counters.overrun as f64),
             ("damaged", counters.damaged as f64),
             ("repeated", counters.repeated as f64),
             ("most_waiting_bytes", counters.most_waiting as f64),
@@ -312,7 +331,8 @@ fn outcome(network: &Network, programs: &[(PartId, usize, u32)], is_over: bool) 
     outcome.add("busiest_processor_percent", busiest[0]);
     outcome.add("busiest_link_percent", busiest[1]);
     let name = |part: PartId| network.names.get(&part).cloned().unwrap_or_default();
-    outcome.keep(world.timeline(), name);
+    outcome.keep(slices, name);
+    outcome.tracks_cut_at = world.timeline_cut_at();
     outcome
 }
 
@@ -350,6 +370,16 @@ mod tests {
         sweep("window", "workload.reads", &["false", "true"], "max_us", true);
         sweep("timeout", "workload.gap_us", &["0", "10"], "span_us", true);
         sweep("window", "topology.nodes", &["2", "3"], "transfers", true);
+        let incast = |queue: &str| {
+            let set = [
+                ("topology.kind", "ring"),
+                ("topology.nodes", "4"),
+                ("workload.kind", "incast"),
+                ("topology.queue_kib", queue),
+            ];
+            value("window", &set, "blocks_retransmitted")
+        };
+        assert!(incast("4") > 0.0 && incast("65536") == 0.0, "{} {}", incast("4"), incast("65536"));
     }
 
     #[test]

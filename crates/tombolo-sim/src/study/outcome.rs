@@ -17,6 +17,9 @@ pub struct Outcome {
     /// What parts did when, if that was kept.
     #[serde(skip)]
     pub tracks: Vec<Track>,
+    /// From when on they are incomplete: a timeline keeps so many slices and no more.
+    #[serde(skip)]
+    pub tracks_cut_at: Option<Time>,
 }
 
 /// A track of a timeline: on it one thing follows the other, or, of transfers, several are under way.
@@ -32,7 +35,13 @@ pub struct Track {
 
 impl Outcome {
     pub(super) fn new(trace: Trace) -> Self {
-        Self { values: Vec::new(), parts: Vec::new(), trace_hash: trace.to_string(), tracks: Vec::new() }
+        Self {
+            values: Vec::new(),
+            parts: Vec::new(),
+            trace_hash: trace.to_string(),
+            tracks: Vec::new(),
+            tracks_cut_at: None,
+        }
     }
 
     pub(super) fn add(&mut self, name: impl Into<String>, value: f64) {
@@ -45,10 +54,9 @@ impl Outcome {
     }
 
     /// Puts slices on tracks, by part and track.
-    pub(super) fn keep(&mut self, slices: &[Slice], name: impl Fn(crate::kernel::PartId) -> String) {
-        let mut sorted = slices.to_vec();
-        sorted.sort_by_key(|slice| (slice.part, slice.track, slice.from, slice.to));
-        for slice in sorted {
+    pub(super) fn keep(&mut self, mut slices: Vec<Slice>, name: impl Fn(crate::kernel::PartId) -> String) {
+        slices.sort_by_key(|slice| (slice.part, slice.track, slice.from, slice.to));
+        for slice in slices {
             let is_next = self
                 .tracks
                 .last()

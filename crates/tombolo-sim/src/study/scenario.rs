@@ -75,6 +75,9 @@ pub struct TopologyKind {
     /// Links between neighbours.
     #[serde(default = "one_link")]
     pub links: u8,
+    /// What waits before a link at most, in KiB, the packet that is being sent included; more is lost. Without it, everything waits.
+    #[serde(default)]
+    pub queue_kib: Option<u32>,
 }
 
 /// A shape.

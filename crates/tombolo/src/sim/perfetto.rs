@@ -114,6 +114,30 @@ mod tests {
     use super::*;
     use tombolo_sim::study::{Scenario, run};
 
+    /// Byte by byte as the format's own description has it: a packet is field 1 of a trace; in it field 8 is the time, 10 the sequence, 11 an
+    /// event, 60 a descriptor; of an event field 9 is the type, 11 the track, 23 the name, 47 the flows; of a descriptor 1 the number, 2 the
+    /// name, 5 the parent.
+    #[test]
+    fn packets_are_these_bytes() {
+        let of = |message: Message| {
+            let mut trace = Vec::new();
+            packet(&mut trace, message);
+            trace
+        };
+        let group = [&b"\x0a\x0f\xe2\x03\x0a\x08\x01\x12\x06"[..], b"node 0", b"\x50\x01"].concat();
+        assert_eq!(of(descriptor(1, None, "node 0")), group);
+        let track = [&b"\x0a\x0f\xe2\x03\x0a\x08\x02\x12\x04"[..], b"line", b"\x28\x01\x50\x01"].concat();
+        assert_eq!(of(descriptor(2, Some(1), "line")), track);
+        let begin = Message::default().varint(9, BEGIN).varint(11, 2).bytes(23, b"sends").fixed(47, 7);
+        let begun = [
+            &b"\x0a\x1d\x40\xac\x02\x5a\x16\x48\x01\x58\x02\xba\x01\x05"[..],
+            b"sends",
+            b"\xf9\x02\x07\0\0\0\0\0\0\0\x50\x01",
+        ]
+        .concat();
+        assert_eq!(of(event(300, &begin)), begun);
+    }
+
     /// A field: its number, and a number or bytes.
     enum Field<'a> {
         Number(u64, u64),

@@ -33,7 +33,7 @@ pub struct Arguments {
     /// Threads, each with one run at a time [default: as many as processors].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     jobs: Option<u64>,
-    /// Write a row for each run into this file.
+    /// Write a row for each run that could be made into this file.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Write what every part did when into this file, for ui.perfetto.dev: of one run.
@@ -123,7 +123,7 @@ fn plan(arguments: &Arguments, text: &str) -> Result<Vec<Planned>, Failure> {
 }
 
 /// All of them, by so many threads: the outcomes in the order of the plan. `keeps`: the timeline, and what parts have counted.
-fn run_all(planned: &[Planned], jobs: usize, keeps: (bool, bool)) -> Result<Vec<Outcome>, Failure> {
+fn run_all(planned: &[Planned], jobs: usize, keeps: (bool, bool)) -> Vec<Result<Outcome, String>> {
     let (keeps_timeline, keeps_parts) = keeps;
     let next = AtomicUsize::new(0);
     let outcomes: Vec<Mutex<Option<Result<Outcome, study::StudyError>>>> =
@@ -148,7 +148,7 @@ fn run_all(planned: &[Planned], jobs: usize, keeps: (bool, bool)) -> Result<Vec<
         .zip(planned)
         .map(|(outcome, one)| {
             let outcome = outcome.into_inner().expect("no thread has panicked").expect("all were run");
-            outcome.map_err(|error| Failure::new(named_point(&one.swept, &error)))
+            outcome.map_err(|error| named_point(&one.swept, &error))
         })
         .collect()
 }
@@ -162,15 +162,16 @@ fn field(text: &str) -> String {
     if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into() }
 }
 
-/// A row for each run: what was swept, the seed, the values.
-fn table(planned: &[Planned], outcomes: &[Outcome]) -> String {
+/// A row for each run that was made: what was swept, the seed, the values.
+fn table(planned: &[Planned], outcomes: &[Result<Outcome, String>]) -> String {
     let mut text = String::new();
     let swept = planned.first().map_or(&[][..], |one| &one.swept);
-    let values = outcomes.first().map_or(&[][..], |outcome| &outcome.values);
+    let values = outcomes.iter().flatten().next().map_or(&[][..], |outcome| &outcome.values);
     let names = swept.iter().map(|(key, _)| field(key));
     let names = names.chain(["seed".to_owned()]).chain(values.iter().map(|(name, _)| name.clone()));
     let _ = writeln!(text, "{}", names.collect::<Vec<_>>().join(","));
     for (one, outcome) in planned.iter().zip(outcomes) {
+        let Ok(outcome) = outcome else { continue };
         let fields = one.swept.iter().map(|(_, value)| field(value));
         let fields = fields.chain([one.scenario.seed.to_string()]);
         let fields = fields.chain(outcome.values.iter().map(|(_, value)| value.to_string()));
@@ -199,12 +200,19 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = arguments.jobs.map_or(processors, |jobs| jobs as usize);
-    let outcomes = run_all(&planned, jobs, (arguments.trace.is_some(), arguments.json))?;
+    let outcomes = run_all(&planned, jobs, (arguments.trace.is_some(), arguments.json));
     if let Some(path) = &arguments.csv {
         write(path, table(&planned, &outcomes).as_bytes())?;
     }
-    if let (Some(path), [outcome]) = (&arguments.trace, &outcomes[..]) {
+    if let (Some(path), [Ok(outcome)]) = (&arguments.trace, &outcomes[..]) {
         write(path, &perfetto::trace(outcome))?;
+        if let Some(at) = outcome.tracks_cut_at {
+            let us = at.picos() as f64 / 1e6;
+            let path = path.display();
+            output::say(&format!(
+                "{path} is incomplete from {us:.1} us on: there was more than a timeline keeps"
+            ));
+        }
     }
     if arguments.json {
         let mut runs = Vec::new();
@@ -212,26 +220,46 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             let platform = one.scenario.platform().map_err(|error| Failure::new(error.to_string()))?;
             let constants: serde_json::Map<_, _> =
                 platform.constants().map(|(name, constant)| (name.to_owned(), json!(constant))).collect();
-            runs.push(json!({
+            let mut run = json!({
                 "swept": named(&one.swept, |value| json!(value)),
                 "scenario": one.scenario,
                 "constants": constants,
-                "values": named(&outcome.values, |value| json!(value)),
-                "parts": named(&outcome.parts, |values| named(values, |value| json!(value))),
-                "trace_hash": outcome.trace_hash,
-            }));
+            });
+            match outcome {
+                Ok(outcome) => {
+                    run["values"] = named(&outcome.values, |value| json!(value));
+                    run["parts"] = named(&outcome.parts, |values| named(values, |value| json!(value)));
+                    run["trace_hash"] = json!(outcome.trace_hash);
+                }
+                Err(error) => run["error"] = json!(error),
+            }
+            runs.push(run);
         }
         output::json(&json!({ "runs": runs }))?;
-        return Ok(0);
+        return failures(&outcomes);
     }
     for (one, outcome) in planned.iter().zip(&outcomes) {
+        let Ok(outcome) = outcome else { continue };
         let swept = one.swept.iter().map(|(key, value)| format!("{key}={value} "));
         output::line(&format!("{}seed={}", swept.collect::<String>(), one.scenario.seed));
         for (name, value) in &outcome.values {
             output::line(&format!("  {name:<26} {}", crate::reproduce::short(*value)));
         }
     }
-    Ok(0)
+    failures(&outcomes)
+}
+
+/// Says why runs could not be made. Those that could have been printed.
+fn failures(outcomes: &[Result<Outcome, String>]) -> Result<u8, Failure> {
+    let errors: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+    match (&errors[..], outcomes.len()) {
+        ([], _) => Ok(0),
+        ([error], 1) => Err(Failure::new((*error).clone())),
+        (errors, all) => {
+            errors.iter().for_each(|error| output::say(error));
+            Err(Failure::new(format!("{} of {all} runs could not be made", errors.len())))
+        }
+    }
 }
 
 fn named<V>(pairs: &[(String, V)], value: impl Fn(&V) -> serde_json::Value) -> serde_json::Value {

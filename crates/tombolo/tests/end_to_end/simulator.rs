@@ -107,6 +107,15 @@ fn examples_give_the_same_table_with_any_number_of_threads() {
         assert_eq!(one, table(name, &[&words[1..], &["--jobs", "2"]].concat(), &file), "{name}");
         assert!(one.lines().count() > 2, "{name}: {one}");
     }
+    // A point that cannot be run costs no other one its row.
+    let size = ["--set", "workload.bytes=65536", "--set", "workload.count=1500"];
+    let points = ["--sweep", "workload.outstanding=1,2000,2", "--csv", file.to_str().unwrap()];
+    let said = tombolo(&[&["sim", "run", "window"][..], &size, &points].concat());
+    let is_said = |what: &str| assert!(said.stderr.contains(what), "{what} is missing in {}", said.stderr);
+    is_said("workload.outstanding=2000: node 1: the transfer table is full (constants.transactions is 1024)");
+    is_said("1 of 3 runs could not be made");
+    assert_eq!(said.code(), 125);
+    assert_eq!(std::fs::read_to_string(&file).unwrap().lines().count(), 3);
     // Seeds that follow each other give runs that differ, where chance has a part.
     let repeated = table("livelock", &["--repeat", "3", "--seed", "5"], &file);
     let rows: Vec<Vec<&str>> = repeated.lines().skip(1).map(|row| row.split(',').collect()).collect();
