@@ -18,7 +18,7 @@ mod rdma;
 mod sim;
 
 const USAGE: &str = "\
-usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|forks|sort|redis|chase]
+usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|forks|sort|redis|chase|duckdb|churn]
        cargo xtask bench rdma [--runs N]
        cargo xtask bench faults [--runs N]
        cargo xtask bench net [--runs N]

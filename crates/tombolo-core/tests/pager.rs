@@ -1103,24 +1103,91 @@ fn a_move_leaves_a_far_range_behind() {
 fn no_page_is_mapped_unasked_where_guards_may_be() {
     let (mut slots, mut table) = (slots(4), Table::default());
     let _ = table.register(0, 64, &mut slots);
-    assert_eq!(table.touched_with(8, 0, 32, 64), (0, 32));
-    assert_eq!(table.touched_with(8, 4, 100, 64), (4, 60));
+    assert_eq!(table.touched_with(8, 0, 32), (0, 32));
+    assert_eq!(table.touched_with(8, 4, 100), (4, 60));
     table.guard(16, 18);
-    assert_eq!(table.touched_with(8, 0, 32, 64), (0, 16));
-    assert_eq!(table.touched_with(16, 8, 32, 64), (16, 1));
-    assert_eq!(table.touched_with(20, 0, 32, 64), (18, 14));
+    assert_eq!(table.touched_with(8, 0, 32), (0, 16));
+    assert_eq!(table.touched_with(16, 8, 32), (16, 1));
+    assert_eq!(table.touched_with(20, 0, 32), (18, 14));
     table.mapped(20, false, &mut slots);
-    assert_eq!(table.touched_with(19, 0, 32, 64), (18, 2));
+    assert_eq!(table.touched_with(19, 0, 32), (18, 2));
     let forked = table.fork(1, |work| work(&mut slots, &mut Frames::default())).table;
     assert!(forked.may_have_guard(17) && !forked.may_have_guard(18));
     let _ = table.remap(17, 200, 8, &mut slots);
     let guarded: Vec<Page> = (0..300).filter(|page| table.may_have_guard(*page)).collect();
     assert_eq!(guarded, [16, 200]);
     // Beyond what is known to be far: a mapping may have grown.
-    assert_eq!(table.touched_with(300, 290, 32, 16), (300, 16));
+    assert_eq!(table.touched_with(300, 290, 32), (300, 22));
     let _ = table.register(0, 64, &mut slots);
     let _ = table.unmap(200, 201, &mut slots);
     assert!(!table.may_have_guard(16) && !table.may_have_guard(200));
+}
+
+/// The kernel tells of a range that is given up before it is done: until a thread asks for a page there, none comes unasked.
+#[test]
+fn what_was_given_up_comes_when_it_is_asked_for() {
+    let (mut slots, mut table) = (slots(4), Table::default());
+    let _ = table.register(0, 64, &mut slots);
+    let _ = table.discard(8, 16, &mut slots);
+    assert_eq!(table.touched_with(4, 0, 64), (0, 8));
+    assert_eq!(table.touched_with(20, 0, 64), (16, 48));
+    assert_eq!(table.touched_with(12, 0, 64), (0, 64));
+    assert_eq!(table.touched_with(4, 0, 64), (0, 64));
+    // Nothing of it is left where another mapping lies.
+    let _ = table.discard(8, 16, &mut slots);
+    let _ = table.register(0, 64, &mut slots);
+    assert_eq!(table.touched_with(4, 0, 64), (0, 64));
+}
+
+/// What first touches have put off is brought as long as nothing else becomes of it.
+#[test]
+fn what_was_put_off_comes_unless_it_has_changed() {
+    let (mut slots, mut table) = (slots(4), Table::default());
+    let all = |table: &mut Table| std::iter::from_fn(|| table.next_put_off(16)).collect::<Vec<_>>();
+    let _ = table.register(0, 64, &mut slots);
+    table.put_off(8, 0, 512);
+    assert!(table.has_put_off());
+    assert_eq!(all(&mut table), [(0, 16), (16, 16), (32, 16), (48, 16)]);
+    assert!(!table.has_put_off());
+    // Of an unknown range nothing is put off.
+    table.put_off(100, 64, 128);
+    assert_eq!(all(&mut table), []);
+    for (change, left) in [
+        (
+            (|table, slots| drop(table.mapped(5, false, slots))) as fn(&mut Table, &mut Store),
+            vec![(0, 5), (6, 16), (22, 2)],
+        ),
+        (|table, slots| drop(table.discard(4, 20, slots)), vec![(0, 4), (20, 4)]),
+        (|table, slots| drop(table.unmap(4, 20, slots)), vec![(0, 4), (20, 4)]),
+        (|table, slots| drop(table.register(4, 20, slots)), vec![(0, 4), (20, 4)]),
+        (|table, slots| drop(table.remap(4, 200, 16, slots)), vec![(0, 4), (20, 4)]),
+        (|table, _| table.guard(4, 20), vec![(0, 4), (20, 4)]),
+    ] {
+        let mut table = Table::default();
+        let _ = table.register(0, 64, &mut slots);
+        table.put_off(0, 0, 24);
+        change(&mut table, &mut slots);
+        assert_eq!(all(&mut table), left);
+    }
+    table.put_off(8, 0, 64);
+    table.forget_put_off();
+    assert!(!table.has_put_off());
+    // A child has nothing put off.
+    table.put_off(8, 0, 64);
+    let mut forked = table.fork(1, |work| work(&mut slots, &mut Frames::default())).table;
+    assert_eq!(forked.next_put_off(16), None);
+}
+
+/// Runs of known pages go on over the ends of the table's blocks.
+#[test]
+fn known_pages_beside_a_page_are_counted() {
+    let (mut slots, mut table) = (slots(4), Table::default());
+    let _ = table.register(0, 4096, &mut slots);
+    for page in (500..520).chain([600]) {
+        table.mapped(page, false, &mut slots);
+    }
+    let found = [499, 520, 521, 530, 599, 601, 0].map(|page| table.known_beside(page));
+    assert_eq!(found, [20, 20, 0, 0, 1, 1, 0]);
 }
 
 /// A handler that reads an old fault fetches a page again that is present already. A child that is forked meanwhile inherits the present

@@ -416,6 +416,11 @@ impl Evictor {
         read_kept(&batch.space, &batch.agent, &mut batch.victims);
         batch.space.is_read.store(false, Ordering::Release);
         let to_save = self.sort_out(&mut batch.victims);
+        let moved =
+            batch.victims.iter().filter(|victim| !victim.clean && matches!(victim.way, Way::Moved(_)));
+        let (zeroes, of) =
+            moved.fold((0, 0), |(zeroes, of), victim| (zeroes + usize::from(victim.slot.is_none()), of + 1));
+        batch.space.lock().touches.left(zeroes, of);
         if !to_save.is_empty() {
             self.end_settled(&mut batch);
             self.save(&batch.space, &mut batch.victims, &to_save);

@@ -56,6 +56,8 @@ pub struct Served {
     pub thread: u32,
     /// A page was sent for.
     pub has_sent: bool,
+    /// Pages of first touches are put off, and can be mapped now.
+    pub has_more: bool,
 }
 
 /// What waits for an address space that is changing.
@@ -91,7 +93,15 @@ impl Pager {
             served.thread = fault.thread;
             to_send |= self.serve(space, &mut table, fault);
         }
-        drop(table);
+        // Whoever has touched memory for the first time goes on meanwhile.
+        let has_touched = served.events == 0 && self.go_on_touching(space, &mut table);
+        served.has_more = has_touched || (served.faults > 0 && table.states.has_put_off());
+        // Others that want the table have waited for longer than a fault takes.
+        if has_touched {
+            table.unlock_fairly()
+        } else {
+            drop(table)
+        }
         if to_send {
             self.flush_far();
         }

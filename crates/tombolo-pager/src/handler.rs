@@ -115,6 +115,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         number,
         spin_until: None,
         latest: None,
+        unfinished: None,
         processor,
         alone: false,
         misses: 0,
@@ -126,7 +127,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     let mut events = [nothing; 16];
     let (mut put_off, mut helps) = (false, false);
     while !pager.stopping.load(Ordering::Relaxed) {
-        if !put_off && !helps {
+        if !put_off && !helps && handler.unfinished.is_none() {
             match handler.rests(set) {
                 Rest::None => {}
                 Rest::Woken => continue,
@@ -136,7 +137,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         }
         handler.settle();
         let spinning = handler.spin();
-        let looks = spinning || put_off || helps;
+        let looks = spinning || put_off || helps || handler.unfinished.is_some();
         let sleep = if looks { Some(Duration::ZERO) } else { pager.far.sleep_time() };
         let timeout = sleep.map(event::timespec);
         let count = match epoll::wait(&set.epoll, &mut events[..], timeout.as_ref()) {
@@ -164,6 +165,9 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             }
         }
         helps &= served;
+        if !served {
+            handler.go_on();
+        }
         if far {
             pager.progress_far();
         }
@@ -194,6 +198,8 @@ struct Handler<'a> {
     spin_until: Option<Instant>,
     /// The space of the fault before, most likely that of the next one.
     latest: Option<Arc<Space>>,
+    /// Pages of first touches of this space are put off.
+    unfinished: Option<u32>,
     /// Its processor.
     processor: Option<usize>,
     /// It serves all faults, wherever they are, and goes where the scheduler finds room.
@@ -245,7 +251,8 @@ impl Handler<'_> {
         let known = self.latest.take().filter(|space| space.index == index);
         let Some(space) = known.or_else(|| pager.space(index)) else { return false };
         let served = pager.serve_next(&space, if self.alone { EVENTS_IN_A_CALL } else { 1 });
-        self.misses = if served.events == 0 { self.misses + 1 } else { 0 };
+        self.misses = if served.events == 0 && !served.has_more { self.misses + 1 } else { 0 };
+        self.unfinished = Some(index).filter(|_| served.has_more);
         if served.faults > 0 {
             self.latest = Some(space);
             self.faults_to_sample = self.faults_to_sample.saturating_sub(served.faults);
@@ -257,6 +264,13 @@ impl Handler<'_> {
             self.spin_until = Some(Instant::now() + timing::PAGE_POLL);
         }
         served.events > 0
+    }
+
+    /// Goes on with first touches, where no fault waits.
+    fn go_on(&mut self) {
+        if let Some(index) = self.unfinished.take() {
+            self.serve(index);
+        }
     }
 
     /// Whoever has sent for a page polls for it; the others sleep. Returns whether to go on polling.

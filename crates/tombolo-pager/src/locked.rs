@@ -46,6 +46,17 @@ impl<'a> Locked<'a> {
     }
 }
 
+impl Locked<'_> {
+    /// Unlocks the table for a thread that waits for it, if there is one, before this thread can lock it again.
+    pub(crate) fn unlock_fairly(self) {
+        let mut this = ManuallyDrop::new(self);
+        let wakes = std::mem::take(&mut this.table.wakes);
+        // SAFETY: `this` is not used again, nor dropped.
+        MutexGuard::unlock_fair(unsafe { ManuallyDrop::take(&mut this.table) });
+        this.space.wake_all(&wakes);
+    }
+}
+
 impl Deref for Locked<'_> {
     type Target = Table;
     fn deref(&self) -> &Table {

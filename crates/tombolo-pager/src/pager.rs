@@ -3,7 +3,7 @@
 //! Locks, in the order they may be taken: a space's table, its child's, then slots,
 //! then frames, then replacement. The tasks of [`crate::sharing`] may be locked with a table locked, and the frames left alone
 //! inside them; accounts are innermost. A space's table is locked while its events are read and its pages
-//! are mapped, and while a handler waits for the gate: microseconds, and milliseconds
+//! are mapped (at most 64 at once, some 90 us), and while a handler waits for the gate: microseconds, and milliseconds
 //! where the agent has lost its processor, where pages that a fork shares are verified, and where they are protected (10 ms for
 //! 2 GiB). No lock is held while waiting for an agent's
 //! answer or for a lender.
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use tombolo_core::pager::{
-    Left, Outcome, PAGE_BYTES, Page, PageName, Replacement, State, TOUCH_MAX, Table as States, WriteHabit,
+    Left, Outcome, PAGE_BYTES, Page, PageName, Replacement, State, Table as States, WriteHabit,
 };
 use tombolo_host::process;
 use tombolo_host::sparse::Pages;
@@ -28,6 +28,7 @@ use crate::keeper::Keeper;
 use crate::locked::Locked;
 use crate::protocol::STAGING_PAGES;
 use crate::room::Room;
+use crate::serve::PIECE;
 use crate::sharing::{Departure, Sharing};
 use crate::space::{Program, Space, Table};
 use crate::stats::{Counters, Stats};
@@ -184,7 +185,7 @@ impl Pager {
             poll.set_far(&*far);
             polls.push(poll);
         }
-        let zeroes = Pages::new(TOUCH_MAX as usize * PAGE_BYTES as usize)?;
+        let zeroes = Pages::new(PIECE as usize * PAGE_BYTES as usize)?;
         zeroes.prefault();
         let room = Room::new(limit_pages);
         Ok(Self {

@@ -176,6 +176,11 @@ impl Account {
     pub fn pages(&self) -> u64 {
         self.0.lock().pages
     }
+
+    /// Whether they can be evicted, and count against the limit.
+    pub fn is_limited(&self) -> bool {
+        self.0.lock().limited
+    }
 }
 
 #[cfg(test)]

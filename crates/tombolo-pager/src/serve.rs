@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tombolo_core::pager::{Access, Decision, PAGE_BYTES, Page, State, TOUCH_MAX};
+use tombolo_core::pager::{Access, Decision, PAGE_BYTES, Page, Spare, State};
 use tombolo_core::store::Gone;
 use tombolo_host::uffd::UffdError;
 
@@ -17,8 +17,12 @@ use crate::pager::Pager;
 use crate::space::{Space, Table};
 use crate::stats::{Counters, Stats};
 
-/// Pages mapped for a first touch along a run even where room is short.
-const TOUCH_CROWDED: u64 = 16;
+/// Pages that a first touch maps while its thread waits, some 30 us.
+const FIRST_PIECE: u32 = 16;
+/// Pages mapped under one lock of the table, some 90 us.
+pub(crate) const PIECE: u32 = 64;
+/// Room is short where less than one page in so many is free.
+const AMPLE: u64 = 4;
 
 /// Times that one fault is decided anew at once because the address space is changing.
 pub(crate) const CHANGES_MAX: u32 = 8;
@@ -55,6 +59,24 @@ pub(crate) enum NotBrought {
 impl From<UffdError> for NotBrought {
     fn from(error: UffdError) -> Self {
         Self::Refused(error)
+    }
+}
+
+/// Those of `count` pages from `first` on that lie in the aligned block of this size, a power of two, around a page.
+fn around(page: Page, (first, count): (Page, u32), size: u32) -> (Page, u32) {
+    let block = page & !u64::from(size - 1);
+    let from = block.max(first);
+    let end = (block + u64::from(size)).min(first + u64::from(count));
+    (from, (end - from) as u32)
+}
+
+/// Puts a block off, as far as it lies in the mapping of this page: a neighbouring one may be for nobody's use. Where the kernel does not tell
+/// the mapping's ends, nothing is put off.
+fn put_off(space: &Space, table: &mut Table, page: Page, (first, count): (Page, u32)) {
+    let mapping = space.memory().and_then(|memory| memory.mapping_around(Space::address(page)));
+    if let Some((start, end)) = mapping {
+        let (low, high) = (start / PAGE_BYTES, end / PAGE_BYTES);
+        table.states.put_off(page, first.max(low), (first + u64::from(count)).min(high));
     }
 }
 
@@ -125,51 +147,69 @@ impl Pager {
         }
     }
 
-    /// A first touch.
+    /// What room there is for pages that a program has not asked for.
+    fn spare(&self, space: &Space) -> Spare {
+        let free = self.room.free() - self.headroom_pages().cast_signed();
+        match free < (self.room.limit_pages() / AMPLE).cast_signed() {
+            _ if !space.account.is_limited() => Spare::None,
+            true => Spare::Short,
+            false => Spare::Ample,
+        }
+    }
+
+    /// A first touch. It maps a few pages around this one as well; the rest of its block is mapped while no fault waits.
     fn zero(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, agent: bool) -> Step {
         let page = fault.page;
-        let (mut first, mut count) = table.touches.touch(page);
-        // What runs ahead of the program must not push out what it uses.
-        let free = self.room.free() - self.headroom_pages().cast_signed();
-        let most = (free.max(0).cast_unsigned() / 4).clamp(TOUCH_CROWDED, u64::from(TOUCH_MAX)) as u32;
-        if count > most {
-            if first < page {
-                first += u64::from(count - most);
-            }
-            count = most;
-        }
-        (first, count) = table.states.touched_with(page, first, count, TOUCH_MAX);
+        let spare = self.spare(space);
+        let beside = table.states.known_beside(page);
+        // What an eviction waits for gets no more than that.
+        let block = if agent { (page, 1) } else { table.touches.block(page, beside, spare) };
+        let nearest = around(page, block, FIRST_PIECE);
+        let (mut first, mut count) = table.states.touched_with(page, nearest.0, nearest.1);
         let granted = self.reserve_for(space, agent, u64::from(count)) as u32;
         if granted == 0 {
             self.wait_for_room(fault);
             return Step::Done;
         }
-        // The page that is waited for is the last one of a run downwards.
-        if first < page {
-            first += u64::from(count - granted);
+        if granted < count {
+            // The page itself is among them.
+            first = first.max((page + 1).saturating_sub(u64::from(granted)));
+            count = granted;
         }
-        let mut mapped = self.map_zeroes(space, table, first, granted);
-        if matches!(mapped, Err(UffdError::NotMapped)) && granted > 1 {
-            // The run reaches beyond the mapping: this page alone.
-            self.unreserve(space, u64::from(granted) - 1);
+        let wanted = count;
+        let mut mapped = self.map_zeroes(space, table, first, count);
+        while matches!(mapped, Err(UffdError::NotMapped)) && count > 1 {
+            // They reach beyond the mapping.
+            let fewer = around(page, (first, count), count.next_power_of_two() / 2);
+            self.unreserve(space, u64::from(count - fewer.1));
+            (first, count) = fewer;
+            mapped = self.map_zeroes(space, table, first, count);
+        }
+        if let Ok(pages) = mapped
+            && !(first..first + u64::from(pages)).contains(&page)
+        {
+            // A page before this one is there, by whatever way. This one is asked for.
+            table.states.grow(first, first + u64::from(pages));
+            Counters::add(&self.stats.counters.zero_pages, u64::from(pages));
+            self.unreserve(space, u64::from(count - pages) - 1);
             (first, count) = (page, 1);
             mapped = self.map_zeroes(space, table, page, 1);
-        } else {
-            count = granted;
         }
         match mapped {
             Ok(pages) => {
                 self.unreserve(space, u64::from(count - pages));
-                table.touches.mapped(page, first, pages);
-                table.states.grow(first, first + u64::from(pages));
+                let end = first + u64::from(pages);
+                table.states.grow(first, end);
                 self.stats.late_fault(fault.since);
                 Counters::add(&self.stats.counters.zero_faults, 1);
                 Counters::add(&self.stats.counters.zero_pages, u64::from(pages));
-                if (first..first + u64::from(pages)).contains(&page) {
-                    Step::Done
-                } else {
-                    self.found_present(space, table, page, agent)
+                if beside > 0 {
+                    table.touches.went_on();
                 }
+                if pages == wanted && block.1 > nearest.1 && spare == Spare::Ample {
+                    put_off(space, table, page, block);
+                }
+                Step::Done
             }
             Err(error) => {
                 self.unreserve(space, u64::from(count));
@@ -184,6 +224,26 @@ impl Pager {
                 }
             }
         }
+    }
+
+    /// Maps the next pages that first touches have put off. `false`: there were none, or it cannot be done now.
+    pub(crate) fn go_on_touching(&self, space: &Arc<Space>, table: &mut Table) -> bool {
+        if table.closed || self.spare(space) != Spare::Ample {
+            table.states.forget_put_off();
+            return false;
+        }
+        let Some((first, count)) = table.states.next_put_off(PIECE) else { return false };
+        let granted = self.reserve(space, u64::from(count)) as u32;
+        let mapped = if granted == 0 { Ok(0) } else { self.map_zeroes(space, table, first, granted) };
+        let pages = *mapped.as_ref().unwrap_or(&0);
+        self.unreserve(space, u64::from(granted - pages));
+        Counters::add(&self.stats.counters.zero_pages, u64::from(pages));
+        // Whatever else is in their way, a thread that asks for these pages finds out.
+        let is_changing = matches!(mapped, Err(UffdError::Again(_)));
+        if is_changing {
+            table.states.put_off(first, first, first + u64::from(count));
+        }
+        !is_changing && granted > 0
     }
 
     /// A page that is absent, by what the table says, is present. From now on it counts.

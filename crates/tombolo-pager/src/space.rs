@@ -35,7 +35,7 @@ pub struct Table {
     pub states: States,
     /// The fault history.
     pub prefetch: Prefetch,
-    /// Where first touches go on.
+    /// What a first touch brings.
     pub touches: Touches,
     /// Number of the command that the agent has and has not answered; 0: none.
     pub command: u32,

@@ -90,7 +90,7 @@ impl Counters {
 
 /// Buckets of [`Pauses`]: of up to 1 us, 2 us, 4 us and so on, the last one of all that are longer.
 const PAUSE_BUCKETS: usize = 32;
-/// A first touch that took less than this has not waited for anything: it takes 4 to 20 us.
+/// A first touch that took less than this has not waited for anything: with the pages around it takes 30 us.
 const LATE: Duration = Duration::from_micros(100);
 
 /// How long threads of the program waited for pages.

@@ -19,6 +19,7 @@ use super::{STOP, USAGE, build, folder, interrupted, page};
 
 mod chart;
 mod curve;
+mod duckdb;
 mod redis;
 mod results;
 mod surroundings;

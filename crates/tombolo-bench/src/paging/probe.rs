@@ -60,6 +60,8 @@ enum Kind {
     Writes,
     /// A walk along a random cycle through all cache lines.
     Chase,
+    /// Threads that allocate blocks, fill and free them.
+    Churn,
 }
 
 /// Memory that was filled from the seed.
@@ -122,7 +124,8 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(procs) = &arguments.join {
         join_group(procs)?;
     }
-    if let Some(&processor) = process::processors().first() {
+    let is_pinned = arguments.kind != Kind::Churn;
+    if let Some(&processor) = process::processors().first().filter(|_| is_pinned) {
         process::pin_thread(processor)?;
     }
     match arguments.kind {
@@ -131,6 +134,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
         Kind::Mixed => print_json(&accesses(arguments, Filled::timed_access)?),
         Kind::Writes => print_json(&writes(arguments)?),
         Kind::Chase => print_json(&chase(arguments)?),
+        Kind::Churn => print_json(&churn(arguments)?),
     }
 }
 
@@ -245,4 +249,73 @@ fn chase(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
     }
     let each_ns = |seconds: f64| seconds * 1e9 / steps.max(1) as f64;
     Ok(json!({ "count": steps, "mean_ns": each_ns(wall_s), "cpu_ns": each_ns(cpu_s) }))
+}
+
+/// Threads of the churn.
+const CHURNERS: usize = 2;
+/// Blocks of the churn have at least two to the power of one of these, all as likely, and less than twice as many bytes.
+const BLOCKS: std::ops::Range<u32> = 16..24;
+
+/// What a block of the churn holds.
+struct Block {
+    words: Vec<u64>,
+    seed: u64,
+}
+
+impl Block {
+    /// Allocated and filled.
+    fn new(bytes: usize, seed: u64) -> Self {
+        let mut words = Vec::with_capacity(bytes / size_of::<u64>());
+        words.extend((0..bytes / size_of::<u64>()).map(|word| seed ^ word as u64));
+        Self { words, seed }
+    }
+
+    fn is_right(&self) -> bool {
+        self.words
+            .iter()
+            .step_by(PAGE_WORDS)
+            .zip(0u64..)
+            .all(|(word, page)| *word == self.seed ^ (page * PAGE_WORDS as u64))
+    }
+}
+
+/// Allocates, fills and frees until so many pages were filled; whether all was right.
+fn churner(bytes: usize, pages: usize, seed: u64) -> bool {
+    let mut random = Random::new(seed);
+    let (mut held, mut blocks, mut filled) = (0, std::collections::VecDeque::<Block>::new(), 0);
+    let mut is_right = true;
+    while filled < pages {
+        let shift = BLOCKS.start + random.below(u64::from(BLOCKS.end - BLOCKS.start)) as u32;
+        let size = (1 << shift) + random.index(1 << shift) / PAGE_BYTES * PAGE_BYTES;
+        while held + size > bytes
+            && let Some(oldest) = blocks.pop_front()
+        {
+            is_right &= oldest.is_right();
+            held -= oldest.words.len() * size_of::<u64>();
+        }
+        blocks.push_back(Block::new(size, random.next()));
+        held += size;
+        filled += size / PAGE_BYTES;
+    }
+    is_right && blocks.iter().all(Block::is_right)
+}
+
+/// What a page costs that is allocated, filled, looked at and freed.
+fn churn(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
+    let (bytes, pages) = (arguments.area / CHURNERS, arguments.count / CHURNERS);
+    let rounds = |pages| {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..CHURNERS)
+                .map(|number| scope.spawn(move || churner(bytes, pages, SEED + number as u64)))
+                .collect();
+            threads.into_iter().all(|thread| thread.join().unwrap_or(false))
+        })
+    };
+    let watch = Stopwatch::start()?;
+    if !rounds(pages) {
+        return Err(Failure::new("a block does not hold what was written to it"));
+    }
+    let (wall_s, cpu_s) = watch.elapsed()?;
+    let each_ns = |seconds: f64| seconds * 1e9 / (pages * CHURNERS).max(1) as f64;
+    Ok(json!({ "count": pages * CHURNERS, "mean_ns": each_ns(wall_s), "cpu_ns": each_ns(cpu_s) }))
 }

@@ -24,7 +24,7 @@ mod table;
 pub use eviction::{Attempt, Bounds, Cause, Eviction, Step, View};
 pub use frames::{Frame, Frames, Remains, Saved};
 pub use page::{AGE_MASK, Entry, LIVES_MAX, PAGE_BYTES, Page, State};
-pub use prefetch::{Ahead, Prefetch, TOUCH_MAX, Touches, WriteHabit};
+pub use prefetch::{Ahead, Prefetch, Spare, TOUCH_MAX, Touches, WriteHabit};
 pub use replacement::{PageName, Replacement};
 pub use table::{
     Access, Decision, Discarded, Finished, Follower, Forked, Left, Outcome, Remapped, Seen, Table,

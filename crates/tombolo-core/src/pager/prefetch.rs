@@ -100,51 +100,67 @@ impl Prefetch {
     }
 }
 
-/// First touches: memory that is filled from front to back, or from back to
-/// front, gets more pages at a time.
-#[derive(Debug, Default)]
+/// First touches: each maps an aligned block of untouched pages around the page, four times as large as the run of known pages beside it.
+///
+/// So memory that is filled costs few faults: blocks have 16 pages, 64, 256, and from then on 512. A program that uses a page here and
+/// there gets 16 of each, or fewer, where most of those that it was given leave again as zeroes.
+#[derive(Debug)]
 pub struct Touches {
-    runs: [Touch; 8],
-    turn: usize,
+    /// Pages of a block with nothing known beside it: a quarter of them, where room is short.
+    least: u32,
 }
 
-/// A run of pages that were touched first one after the other.
-#[derive(Clone, Copy, Debug, Default)]
-struct Touch {
-    /// Pages mapped so far: the next touch is expected at `end`, or below `first`.
-    first: Page,
-    end: Page,
-    /// How many pages the last touch got; 0 for none.
-    pages: u32,
+/// Most pages of a block: a huge page.
+pub const TOUCH_MAX: u32 = 512;
+/// Pages of a block with nothing known beside it; and of one with something beside it, where room is short.
+const TOUCH_LEAST: u32 = 16;
+/// How many times as large a block is as what is known beside it.
+const TOUCH_GROWTH: u32 = 4;
+/// Of fewer pages that leave together, nothing is concluded.
+const LEFT_LEAST: usize = 16;
+
+/// What room there is for pages that nobody has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spare {
+    /// Plenty.
+    Ample,
+    /// Little: what is mapped ahead of a program must not push out what it uses.
+    Short,
+    /// What the program gets cannot be evicted.
+    None,
 }
 
-/// Most pages mapped for one first touch.
-pub const TOUCH_MAX: u32 = 64;
+impl Default for Touches {
+    fn default() -> Self {
+        Self { least: TOUCH_LEAST }
+    }
+}
 
 impl Touches {
-    /// Which pages to map for a touch of `page`: the first, and how many. `page` is among them.
-    pub fn touch(&mut self, page: Page) -> (Page, u32) {
-        let known =
-            self.runs.iter().position(|run| run.pages > 0 && (run.end == page || run.first == page + 1));
-        let Some(index) = known else {
-            self.turn = (self.turn + 1) % self.runs.len();
-            self.runs[self.turn] = Touch { first: page, end: page + 1, pages: 1 };
-            return (page, 1);
+    /// The block to map for a touch of a page: its first page, and how many pages it has (a power of two). `beside`: the run of known pages
+    /// beside the page.
+    pub fn block(&self, page: Page, beside: u32, spare: Spare) -> (Page, u32) {
+        let count = match (spare, beside) {
+            (Spare::Ample, 0) => self.least,
+            (Spare::Ample, beside) => {
+                beside.next_power_of_two().saturating_mul(TOUCH_GROWTH).clamp(self.least, TOUCH_MAX)
+            }
+            (Spare::Short, 0) => (self.least / TOUCH_GROWTH).max(1),
+            (Spare::Short, _) => self.least,
+            (Spare::None, beside) => beside.next_power_of_two().min(self.least),
         };
-        let run = &mut self.runs[index];
-        let pages = (run.pages * 2).min(TOUCH_MAX);
-        let first = if run.end == page { page } else { (page + 1).saturating_sub(u64::from(pages)) };
-        (first, if run.end == page { pages } else { (page + 1 - first) as u32 })
+        (page & !u64::from(count - 1), count)
     }
 
-    /// So many pages from `first` on were mapped for a touch of `page`.
-    pub fn mapped(&mut self, page: Page, first: Page, pages: u32) {
-        let run =
-            self.runs.iter_mut().find(|run| run.pages > 0 && (run.end == page || run.first == page + 1));
-        if let Some(run) = run {
-            run.pages = pages;
-            run.first = run.first.min(first);
-            run.end = run.end.max(first + u64::from(pages));
+    /// A block was mapped beside pages that were known: memory is being filled.
+    pub fn went_on(&mut self) {
+        self.least = (self.least * 2).min(TOUCH_LEAST);
+    }
+
+    /// So many pages have left as zeroes, of all that have left together: where most do, they were given in vain.
+    pub fn left(&mut self, zeroes: usize, of: usize) {
+        if of >= LEFT_LEAST && zeroes * 2 > of {
+            self.least = (self.least / 2).max(1);
         }
     }
 }
@@ -218,26 +234,62 @@ mod tests {
         assert!(faults(pages).0 < 400);
     }
 
-    #[test]
-    fn first_touches_grow_along_a_run_up_or_down_only() {
-        let mut touches = Touches::default();
-        let (mut up, mut down, mut count) = (100, 9_000, 0);
-        while up < 3_000 {
-            for page in [up, down] {
-                let (first, pages) = touches.touch(page);
-                assert!((first..first + u64::from(pages)).contains(&page));
-                touches.mapped(page, first, pages);
+    /// Touches pages in this order: the faults, and the pages that are there in the end.
+    fn touched(pages: impl Iterator<Item = Page>, spare: Spare) -> (usize, usize) {
+        let touches = Touches::default();
+        let mut present = std::collections::BTreeSet::new();
+        let mut faults = 0;
+        for page in pages {
+            if present.contains(&page) {
+                continue;
             }
-            (up, down) = (touches.runs[1].end, touches.runs[2].first - 1);
-            count += 1;
+            faults += 1;
+            let before = (0..page).rev().take(512).take_while(|page| present.contains(page)).count();
+            let behind = (page + 1..).take(512).take_while(|page| present.contains(page)).count();
+            let (first, count) = touches.block(page, before.max(behind) as u32, spare);
+            assert!((first..first + u64::from(count)).contains(&page), "{first} {count} {page}");
+            present.extend(first..first + u64::from(count));
         }
-        assert!(count < 60 && down < 7_000);
-        assert_eq!(touches.touch(50_000), (50_000, 1));
-        assert_eq!(touches.touch(50_001), (50_001, 2));
-        touches.mapped(50_001, 50_001, 1);
-        assert_eq!(touches.touch(50_002), (50_002, 2));
-        assert_eq!(touches.touch(60_000), (60_000, 1));
-        assert_eq!(touches.touch(0), (0, 1));
+        (faults, present.len())
+    }
+
+    #[test]
+    fn memory_that_is_filled_costs_few_faults() {
+        for pages in [touched(0..10_240, Spare::Ample), touched((0..10_240).rev(), Spare::Ample)] {
+            assert_eq!(pages, (23, 10_240));
+        }
+        // Where room is short, no more than 16 pages.
+        assert_eq!(touched(0..10_240, Spare::Short), (641, 10_240));
+        // What cannot be evicted grows by as much as there is.
+        assert_eq!(touched(0..10_240, Spare::None), (644, 10_240));
+    }
+
+    #[test]
+    fn pages_here_and_there_bring_few_others() {
+        for stride in [64, 512] {
+            assert_eq!(touched((0..100).map(|page| page * stride + 7), Spare::Ample), (100, 1_600));
+        }
+    }
+
+    #[test]
+    fn what_leaves_as_zeroes_is_given_no_more() {
+        let mut touches = Touches::default();
+        for (zeroes, least) in [(8, 16), (9, 8), (16, 4), (16, 2), (16, 1), (16, 1)] {
+            touches.left(zeroes, 16);
+            assert_eq!(
+                (touches.block(1_000, 1, Spare::Short).1, touches.block(1_000, 0, Spare::Ample).1),
+                (least, least)
+            );
+            assert_eq!(touches.block(1_000, 0, Spare::Short).1, (least / 4).max(1));
+        }
+        touches.left(3, 3);
+        (0..3).for_each(|_| touches.went_on());
+        assert_eq!(
+            (touches.block(1_003, 1, Spare::Short), touches.block(1_003, 1, Spare::Ample)),
+            ((1_000, 8), (1_000, 8))
+        );
+        (0..3).for_each(|_| touches.went_on());
+        assert_eq!(touches.block(1_003, 1, Spare::Short), (992, 16));
     }
 
     #[test]

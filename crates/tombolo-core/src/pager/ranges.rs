@@ -66,6 +66,16 @@ impl Ranges {
         within.map(|(&from, &to)| (from.max(first), to.min(end))).collect()
     }
 
+    /// The first range of all.
+    pub(super) fn first(&self) -> Option<(Page, Page)> {
+        self.0.first_key_value().map(|(&first, &end)| (first, end))
+    }
+
+    /// Number of ranges.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// Number of pages.
     pub(super) fn pages(&self) -> u64 {
         self.0.iter().map(|(first, end)| end - first).sum()

@@ -29,6 +29,10 @@ const BLOCK: u64 = 512;
 /// Blocks of a table that a fork goes through before others may have slots and frames: some hundred microseconds.
 const FORK_BLOCKS: usize = 16;
 
+/// Ranges that the program has given up, of which is known that it uses none of their pages. It takes the kernel microseconds from telling of
+/// such a range until it is done.
+const GIVEN_UP_MOST: usize = 64;
+
 /// Block numbers are neighbours mostly: one multiplication spreads them.
 #[derive(Default)]
 struct BlockHasher(u64);
@@ -233,6 +237,11 @@ pub struct Table {
     ranges: Ranges,
     /// Pages that may have guards.
     guarded: Ranges,
+    /// Pages that are to be mapped when no fault waits.
+    later: Ranges,
+    /// What the program has given up last, and uses no page of. The kernel tells of that before it is done: until a thread asks for a page
+    /// there, one that is mapped may go again, and nobody would tell.
+    given_up: Ranges,
     /// Operations whose page is not where they began.
     forwards: Vec<Forward>,
     /// Pages of children that wait for the end of an operation here.
@@ -422,7 +431,9 @@ impl Table {
     pub fn unregister(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         self.ranges.cut(first, end);
         self.guarded.cut(first, end);
-        self.discard(first, end, slots)
+        let discarded = self.discard(first, end, slots);
+        self.given_up.cut(first, end);
+        discarded
     }
 
     /// Whether a page is known to be far, and the range around it.
@@ -454,6 +465,7 @@ impl Table {
     /// that a thread asks for, and by a call that leaves guards alone.
     pub fn guard(&mut self, first: Page, end: Page) {
         self.guarded.add(first, end);
+        self.later.cut(first, end);
     }
 
     /// Whether a page may have a guard.
@@ -461,25 +473,81 @@ impl Table {
         self.guarded.around(page).is_some()
     }
 
-    /// Which pages may be mapped with one that is touched for the first time: of `count` from `first` on, a run that has it in it,
-    /// or begins with it. Where its range is not known, nothing before it, and at most `most` pages.
-    pub fn touched_with(&self, page: Page, first: Page, count: u32, most: u32) -> (Page, u32) {
-        if self.may_have_guard(page) {
-            return (page, 1);
+    /// The longer of the runs of pages directly before and behind a page that are not untouched, as far as anybody wants to know.
+    pub fn known_beside(&self, page: Page) -> u32 {
+        let is_known = |entry: &&Entry| entry.state() != State::Untouched;
+        let (number, at) = (page / BLOCK, (page % BLOCK) as usize);
+        let of =
+            |number: Option<u64>| number.and_then(|number| self.blocks.get(&number)).map(|block| &block[..]);
+        let own = of(Some(number));
+        // A run that reaches the end of a block goes on in the next one.
+        let mut before = own.map_or(0, |own| own[..at].iter().rev().take_while(is_known).count());
+        if before == at {
+            let more = of(number.checked_sub(1)).map(|block| block.iter().rev().take_while(is_known).count());
+            before += more.unwrap_or(0);
         }
-        let (low, high) = self.range(page).unwrap_or((page, page + u64::from(most)));
-        let is_free = |page: Page| {
-            (low..high).contains(&page)
-                && self.get(page).state() == State::Untouched
-                && !self.may_have_guard(page)
-        };
-        if !is_free(page) {
-            return (page, 1);
+        let mut behind = own.map_or(0, |own| own[at + 1..].iter().take_while(is_known).count());
+        if behind == BLOCK as usize - 1 - at {
+            behind += of(Some(number + 1)).map_or(0, |block| block.iter().take_while(is_known).count());
+        }
+        before.max(behind) as u32
+    }
+
+    /// Whether a page is untouched, and may be mapped although no thread has asked for it.
+    fn may_come(&self, page: Page) -> bool {
+        self.get(page).state() == State::Untouched
+            && !self.may_have_guard(page)
+            && self.given_up.around(page).is_none()
+    }
+
+    /// Which pages may be mapped with one that a thread has touched for the first time: of `count` from `first` on, a run that has it in it. Where
+    /// its range is not known, nothing before it.
+    pub fn touched_with(&mut self, page: Page, first: Page, count: u32) -> (Page, u32) {
+        // Whoever gave the page up has done so: a thread uses it again.
+        if let Some((first, end)) = self.given_up.around(page) {
+            self.given_up.cut(first, end);
         }
         let end = first + u64::from(count);
-        let from = (first..page).rev().take_while(|&page| is_free(page)).last().unwrap_or(page);
-        let run = (from..end).take_while(|&page| is_free(page)).count().max(1);
+        let (low, high) = self.range(page).unwrap_or((page, end));
+        if !self.may_come(page) {
+            return (page, 1);
+        }
+        let from =
+            (first.max(low)..page).rev().take_while(|&page| self.may_come(page)).last().unwrap_or(page);
+        let run = (from..end.min(high)).take_while(|&page| self.may_come(page)).count().max(1);
         (from, run as u32)
+    }
+
+    /// Pages of `[first, end)` are to be mapped when no fault waits: those of the range around `page`, as long as they are untouched.
+    pub fn put_off(&mut self, page: Page, first: Page, end: Page) {
+        if let Some((low, high)) = self.range(page)
+            && first.max(low) < end.min(high)
+        {
+            self.later.add(first.max(low), end.min(high));
+        }
+    }
+
+    /// The next pages that were put off, `most` at most: the first, and how many. They are not put off any more.
+    pub fn next_put_off(&mut self, most: u32) -> Option<(Page, u32)> {
+        loop {
+            let (first, end) = self.later.first()?;
+            let from = (first..end).find(|&page| self.may_come(page)).unwrap_or(end);
+            let run = (from..end).take(most as usize).take_while(|&page| self.may_come(page)).count();
+            self.later.cut(first, from + run as u64);
+            if run > 0 {
+                return Some((from, run as u32));
+            }
+        }
+    }
+
+    /// Whether pages are put off.
+    pub fn has_put_off(&self) -> bool {
+        self.later.count() > 0
+    }
+
+    /// Nothing is put off any more.
+    pub fn forget_put_off(&mut self) {
+        self.later = Ranges::default();
     }
 
     /// What a fault needs. An answer of [`Decision::Wait`] is noted.
@@ -750,6 +818,13 @@ impl Table {
     /// The contents of `[first, end)` are not wanted any more: it reads as zero, or is not there.
     pub fn discard(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         let mut discarded = Discarded::default();
+        self.later.cut(first, end);
+        self.given_up.insert(first, end);
+        if self.given_up.count() > GIVEN_UP_MOST
+            && let Some((first, end)) = self.given_up.first()
+        {
+            self.given_up.cut(first, end);
+        }
         for (page, entry) in self.entries(first, end) {
             if in_operation(entry) {
                 discarded.in_operation = true;
@@ -860,6 +935,7 @@ impl Table {
                 remapped.unqueued.push(target);
             }
         }
+        self.later.cut(from, from + count);
         // The kernel reports moves of registered memory only. The old range stays registered until it is reported to be unmapped.
         self.grow(from, from + count);
         self.grow(to, to + count);

@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use crate::maps;
+
 /// A range of another process's memory, or of ours, in bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -53,18 +55,30 @@ pub fn read_exactly(pid: u32, address: u64, buffer: &mut [u8]) -> io::Result<()>
 /// The memory that a process had when this was made: not that of a program which the process executes later, nor of another process
 /// that gets its number.
 #[derive(Debug)]
-pub struct Memory(File);
+pub struct Memory {
+    memory: File,
+    /// Its mappings, of which the kernel can be asked.
+    maps: Option<File>,
+}
 
 impl Memory {
     /// The memory of process `pid`, whose permission is asked for here and not for each read.
     pub fn of(pid: u32) -> io::Result<Self> {
-        File::open(format!("/proc/{pid}/mem")).map(Self)
+        let maps = File::open(format!("/proc/{pid}/maps")).ok();
+        Ok(Self { memory: File::open(format!("/proc/{pid}/mem"))?, maps })
     }
 
     /// Reads exactly `buffer.len()` bytes, also from pages that the process may not read itself (`PROT_NONE`). An error if the memory
     /// has ended.
     pub fn read_exactly(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(buffer, address)
+        self.memory.read_exact_at(buffer, address)
+    }
+
+    /// The mapping around an address: its first address, and the one behind it. `None`: there is none, or the kernel does not tell (before
+    /// Linux 6.11).
+    pub fn mapping_around(&self, address: u64) -> Option<(u64, u64)> {
+        let mapping = maps::mapping_at(self.maps.as_ref()?, address).ok()?;
+        Some((mapping.start, mapping.end))
     }
 
     /// Reads exactly the bytes of `local`, into memory that no reference points into.
@@ -78,7 +92,7 @@ impl Memory {
             // SAFETY: the caller's promise, for a part of the range.
             let count = unsafe {
                 libc::pread64(
-                    self.0.as_raw_fd(),
+                    self.memory.as_raw_fd(),
                     (local.address + done) as *mut libc::c_void,
                     (local.length - done) as usize,
                     (address + done).cast_signed(),

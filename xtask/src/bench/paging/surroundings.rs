@@ -12,9 +12,9 @@ use tombolo_host::cgroup::Relieved;
 use tombolo_host::timing::host::ZRAM_TURN_TIMEOUT;
 
 /// More than any program here uses.
-const AMPLE_BYTES: u64 = 1 << 30;
+const AMPLE_BYTES: u64 = 2 << 30;
 /// Before compression.
-const SWAP_BYTES: u64 = 1 << 30;
+const SWAP_BYTES: u64 = 2 << 30;
 
 /// What all runs share.
 pub struct Surroundings {

@@ -88,15 +88,20 @@ fn of_reads(reads: &Value, targets: &mut Vec<Target>) {
 }
 
 fn of_curve(curve: &Curve, targets: &mut Vec<Target>) {
-    if curve.name != "sort" {
-        return;
-    }
+    // Its slowdown within its limit, and its time beside zram by the part that is local.
+    let (within, beside_zram): (f64, &[(u64, f64)]) = match curve.name {
+        "sort" => (1.15, &[(50, 0.9), (25, 0.9)]),
+        "duckdb" => (1.1, &[(50, 1.1)]),
+        "churn" => (1.1, &[]),
+        _ => return,
+    };
+    let name = curve.name;
     if let Some(slowdown) = curve.slowdown(&curve.within) {
-        targets.push(Target::ratio("sort within its limit / plain", slowdown, 1.15));
+        targets.push(Target::ratio(format!("{name} within its limit / plain"), slowdown, within));
     }
-    for percent in [50, 25] {
-        if let Some(ratio) = curve.to_kernel(percent) {
-            targets.push(Target::ratio(format!("sort, {percent} % local / zram"), ratio, 0.9));
+    for (percent, most) in beside_zram {
+        if let Some(ratio) = curve.to_kernel(*percent) {
+            targets.push(Target::ratio(format!("{name}, {percent} % local / zram"), ratio, *most));
         }
     }
 }

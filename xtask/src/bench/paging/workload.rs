@@ -1,15 +1,16 @@
-//! The programs of the curves: a sort, random GETs at a redis server, and a
-//! pointer chase.
+//! The programs of the curves: a sort, random GETs at a redis server, a pointer chase, a table in DuckDB, and
+//! threads that allocate, fill and free.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tombolo_random::Random;
 
 use super::super::median;
+use super::duckdb::DuckDb;
 use super::redis::Redis;
 use super::surroundings::{Place, Surroundings};
 
@@ -62,7 +63,7 @@ impl Unit {
 }
 
 /// The names of all workloads.
-pub const NAMES: [&str; 3] = ["sort", "redis", "chase"];
+pub const NAMES: [&str; 5] = ["sort", "redis", "chase", "duckdb", "churn"];
 
 /// The workload of this name, if this machine can run it.
 pub fn find(name: &str, surroundings: &Surroundings) -> Result<Box<dyn Workload>, String> {
@@ -72,16 +73,46 @@ pub fn find(name: &str, surroundings: &Surroundings) -> Result<Box<dyn Workload>
             Some(redis) => Ok(Box::new(redis)),
             None => Err("there is no redis-server".into()),
         },
+        "duckdb" => Ok(Box::new(DuckDb::new(surroundings)?)),
+        "churn" => Ok(Box::new(Churn { program: surroundings.races.clone() })),
         _ => Ok(Box::new(Chase { program: surroundings.races.clone() })),
+    }
+}
+
+/// Whole programs, by `tombolo-bench`, which takes the time beside the program: Tombolo's own start and the lending come before it.
+pub struct Timed {
+    clock: PathBuf,
+    times: PathBuf,
+}
+
+impl Timed {
+    pub fn new(surroundings: &Surroundings) -> Self {
+        Self { clock: surroundings.races.clone(), times: surroundings.file("times.json") }
+    }
+
+    /// Runs a program with these variables: its cost, and what it printed.
+    pub fn run(
+        &self,
+        place: &Place<'_>,
+        program: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<(Cost, Vec<u8>), String> {
+        let mut command = place.command(&self.clock.to_string_lossy());
+        command.arg("time").arg("--output").arg(&self.times).arg("--").args(program);
+        command.envs(variables.iter().copied());
+        let _ = std::fs::remove_file(&self.times);
+        let printed = finish(command)?;
+        let times = std::fs::read(&self.times).map_err(|error| format!("the times: {error}"))?;
+        let times: Value = serde_json::from_slice(&times).map_err(|error| error.to_string())?;
+        let seconds = |field: &str| times[field].as_f64().ok_or("the clock reported no time");
+        Ok((Cost { wall: seconds("wall_s")?, cpu: seconds("cpu_s")? }, printed))
     }
 }
 
 /// GNU sort of text lines, in memory, one thread.
 struct Sort {
     input: PathBuf,
-    /// `tombolo-bench`, which takes the time.
-    clock: PathBuf,
-    times: PathBuf,
+    timed: Timed,
 }
 
 const LINES: usize = 1_600_000;
@@ -102,7 +133,7 @@ impl Sort {
             file.into_inner()?.sync_all()
         };
         write().map_err(|error| format!("the input of sort: {error}"))?;
-        Ok(Self { input, clock: surroundings.races.clone(), times: surroundings.file("times.json") })
+        Ok(Self { input, timed: Timed::new(surroundings) })
     }
 }
 
@@ -129,19 +160,9 @@ impl Workload for Sort {
     }
 
     fn run(&self, place: &Place<'_>) -> Result<Cost, String> {
-        // The clock runs beside sort: Tombolo's own start and the lending come before it.
-        let mut command = place.command(&self.clock.to_string_lossy());
-        command.arg("time").arg("--output").arg(&self.times).args(["--", "sort"]);
-        command
-            .args(["--parallel=1", "-S", SORT_BUFFER, "-o", "/dev/null"])
-            .arg(&self.input)
-            .env("LC_ALL", "C");
-        let _ = std::fs::remove_file(&self.times);
-        finish(command)?;
-        let times = std::fs::read(&self.times).map_err(|error| format!("the times of sort: {error}"))?;
-        let times: Value = serde_json::from_slice(&times).map_err(|error| error.to_string())?;
-        let seconds = |field: &str| times[field].as_f64().ok_or("the clock of sort reported no time");
-        Ok(Cost { wall: seconds("wall_s")?, cpu: seconds("cpu_s")? })
+        let input = self.input.to_string_lossy();
+        let program = ["sort", "--parallel=1", "-S", SORT_BUFFER, "-o", "/dev/null", &*input];
+        Ok(self.timed.run(place, &program, &[("LC_ALL", "C")])?.0)
     }
 }
 
@@ -168,11 +189,42 @@ impl Workload for Chase {
     }
 
     fn run(&self, place: &Place<'_>) -> Result<Cost, String> {
-        let mut command = place.command(&self.program.to_string_lossy());
-        command.args(["probe", "chase"]);
-        command.args(["--area", &CHASE_BYTES.to_string(), "--count", &CHASE_STEPS.to_string()]);
-        let found: Value = serde_json::from_slice(&finish(command)?).map_err(|error| error.to_string())?;
-        let nanoseconds = |field: &str| found[field].as_f64().ok_or("the chase reported no time");
-        Ok(Cost { wall: nanoseconds("mean_ns")?, cpu: nanoseconds("cpu_ns")? })
+        probe(place, &self.program, "chase", CHASE_BYTES, CHASE_STEPS)
+    }
+}
+
+/// A probe of `tombolo-bench`: the cost of one of its steps.
+fn probe(place: &Place<'_>, program: &Path, kind: &str, bytes: usize, count: usize) -> Result<Cost, String> {
+    let mut command = place.command(&program.to_string_lossy());
+    command.args(["probe", kind, "--area", &bytes.to_string(), "--count", &count.to_string()]);
+    let found: Value = serde_json::from_slice(&finish(command)?).map_err(|error| error.to_string())?;
+    let nanoseconds = |field: &str| found[field].as_f64().ok_or(format!("the probe {kind} reported no time"));
+    Ok(Cost { wall: nanoseconds("mean_ns")?, cpu: nanoseconds("cpu_ns")? })
+}
+
+/// Threads that allocate blocks, fill and free them.
+struct Churn {
+    /// `tombolo-bench`.
+    program: PathBuf,
+}
+
+const CHURN_BYTES: usize = 200 << 20;
+const CHURN_PAGES: usize = 400_000;
+
+impl Workload for Churn {
+    fn name(&self) -> &'static str {
+        "churn"
+    }
+
+    fn title(&self) -> &'static str {
+        "two threads that allocate, fill and free blocks of 64 KiB to 16 MiB, a page of them"
+    }
+
+    fn unit(&self) -> Unit {
+        Unit::Nanoseconds
+    }
+
+    fn run(&self, place: &Place<'_>) -> Result<Cost, String> {
+        probe(place, &self.program, "churn", CHURN_BYTES, CHURN_PAGES)
     }
 }
