@@ -1127,16 +1127,31 @@ fn no_page_is_mapped_unasked_where_guards_may_be() {
 #[test]
 fn what_was_given_up_comes_when_it_is_asked_for() {
     let (mut slots, mut table) = (slots(4), Table::default());
-    let _ = table.register(0, 64, &mut slots);
-    let _ = table.discard(8, 16, &mut slots);
+    let _ = table.register(0, 4096, &mut slots);
+    table.give_up(8, 16);
+    assert_eq!((table.touched_with(4, 0, 64), table.touched_with(20, 0, 64)), ((0, 8), (16, 48)));
+    assert_eq!(table.touched_with(12, 0, 64), (12, 1));
+    // No range at all, which is at an end of it or inside, changes nothing.
+    let _ = table.unregister(8, 8, &mut slots);
+    let _ = table.unregister(12, 12, &mut slots);
+    table.give_up(12, 12);
+    assert_eq!((table.touched_with(4, 0, 64), table.touched_with(20, 0, 64)), ((0, 8), (16, 48)));
+    table.asked_for(20);
     assert_eq!(table.touched_with(4, 0, 64), (0, 8));
-    assert_eq!(table.touched_with(20, 0, 64), (16, 48));
-    assert_eq!(table.touched_with(12, 0, 64), (0, 64));
-    assert_eq!(table.touched_with(4, 0, 64), (0, 64));
+    table.asked_for(12);
+    assert_eq!((table.touched_with(12, 0, 64), table.touched_with(4, 0, 64)), ((0, 64), (0, 64)));
     // Nothing of it is left where another mapping lies.
-    let _ = table.discard(8, 16, &mut slots);
+    table.give_up(8, 16);
     let _ = table.register(0, 64, &mut slots);
     assert_eq!(table.touched_with(4, 0, 64), (0, 64));
+    // As many ranges are known as there may be, and those are the last ones, wherever they are.
+    let places = || (0..65).rev().map(|number| 80 + 16 * number);
+    places().for_each(|page| table.give_up(page, page + 1));
+    let is_known = |table: &Table, page: Page| table.touched_with(page - 1, page - 1, 2) == (page - 1, 1);
+    assert_eq!(places().filter(|page| is_known(&table, *page)).count(), 64);
+    assert!(!is_known(&table, 80 + 16 * 64) && is_known(&table, 80));
+    let _ = table.unmap(2000, 2010, &mut slots);
+    assert_eq!(places().filter(|page| is_known(&table, *page)).count(), 64);
 }
 
 /// What first touches have put off is brought as long as nothing else becomes of it.
@@ -1149,6 +1164,11 @@ fn what_was_put_off_comes_unless_it_has_changed() {
     assert!(table.has_put_off());
     assert_eq!(all(&mut table), [(0, 16), (16, 16), (32, 16), (48, 16)]);
     assert!(!table.has_put_off());
+    // What was put off last comes first.
+    for first in [0, 32, 16] {
+        table.put_off(8, first, first + 8);
+    }
+    assert_eq!(all(&mut table), [(16, 8), (32, 8), (0, 8)]);
     // Of an unknown range nothing is put off.
     table.put_off(100, 64, 128);
     assert_eq!(all(&mut table), []);

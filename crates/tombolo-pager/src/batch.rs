@@ -416,11 +416,11 @@ impl Evictor {
         read_kept(&batch.space, &batch.agent, &mut batch.victims);
         batch.space.is_read.store(false, Ordering::Release);
         let to_save = self.sort_out(&mut batch.victims);
-        let moved =
-            batch.victims.iter().filter(|victim| !victim.clean && matches!(victim.way, Way::Moved(_)));
-        let (zeroes, of) =
-            moved.fold((0, 0), |(zeroes, of), victim| (zeroes + usize::from(victim.slot.is_none()), of + 1));
-        batch.space.lock().touches.left(zeroes, of);
+        let moved = |victim: &&Victim| matches!(victim.way, Way::Moved(_) | Way::Gone);
+        let left = batch.victims.iter().filter(moved).count();
+        let is_zero = |victim: &&Victim| !victim.clean && victim.slot.is_none();
+        let zeroes = batch.victims.iter().filter(moved).filter(is_zero).count();
+        batch.space.lock().touches.left(zeroes, left, batch.victims.len());
         if !to_save.is_empty() {
             self.end_settled(&mut batch);
             self.save(&batch.space, &mut batch.victims, &to_save);

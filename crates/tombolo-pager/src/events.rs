@@ -83,7 +83,8 @@ pub struct PageBuffer(pub [u8; PAGE_BYTES as usize]);
 
 impl Pager {
     /// Reads up to `most` events of a space and serves them.
-    pub fn serve_next(&self, space: &Arc<Space>, most: usize) -> Served {
+    /// With `goes_on`, and if there are none, the next pages of first touches are mapped.
+    pub fn serve_next(&self, space: &Arc<Space>, most: usize, goes_on: bool) -> Served {
         let mut served = Served::default();
         let mut table = space.lock();
         served.events = self.read(space, &mut table, most).unwrap_or(0);
@@ -94,8 +95,8 @@ impl Pager {
             to_send |= self.serve(space, &mut table, fault);
         }
         // Whoever has touched memory for the first time goes on meanwhile.
-        let has_touched = served.events == 0 && self.go_on_touching(space, &mut table);
-        served.has_more = has_touched || (served.faults > 0 && table.states.has_put_off());
+        let has_touched = goes_on && served.events == 0 && self.go_on_touching(space, &mut table);
+        served.has_more = has_touched || (served.events > 0 && table.states.has_put_off());
         // Others that want the table have waited for longer than a fault takes.
         if has_touched {
             table.unlock_fairly()
@@ -172,7 +173,10 @@ impl Pager {
                     table.own_drops.swap_remove(at);
                     return;
                 }
-                table.states.discard(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.slots())
+                let discarded =
+                    table.states.discard(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.slots());
+                table.states.give_up(start / PAGE_BYTES, end / PAGE_BYTES);
+                discarded
             }
             Event::Unmap { start, end } => {
                 let unseen = space.note_change(gate.agent, changes);

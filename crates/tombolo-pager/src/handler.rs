@@ -160,12 +160,13 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
                     {
                         let _ = space.uffd.set_nonblocking();
                     }
-                    served |= handler.serve(index as u32);
+                    served |= handler.serve(index as u32, false);
                 }
             }
         }
         helps &= served;
-        if !served {
+        // Whoever waits for a far page looks for it.
+        if !served && !spinning {
             handler.go_on();
         }
         if far {
@@ -246,13 +247,17 @@ impl Handler<'_> {
     }
 
     /// Serves the next event of a space, if there is one.
-    fn serve(&mut self, index: u32) -> bool {
+    fn serve(&mut self, index: u32, goes_on: bool) -> bool {
         let pager = self.pager;
         let known = self.latest.take().filter(|space| space.index == index);
         let Some(space) = known.or_else(|| pager.space(index)) else { return false };
-        let served = pager.serve_next(&space, if self.alone { EVENTS_IN_A_CALL } else { 1 });
+        let served = pager.serve_next(&space, if self.alone { EVENTS_IN_A_CALL } else { 1 }, goes_on);
         self.misses = if served.events == 0 && !served.has_more { self.misses + 1 } else { 0 };
-        self.unfinished = Some(index).filter(|_| served.has_more);
+        if served.has_more {
+            self.unfinished = Some(index);
+        } else if self.unfinished == Some(index) && served.events > 0 {
+            self.unfinished = None;
+        }
         if served.faults > 0 {
             self.latest = Some(space);
             self.faults_to_sample = self.faults_to_sample.saturating_sub(served.faults);
@@ -269,7 +274,7 @@ impl Handler<'_> {
     /// Goes on with first touches, where no fault waits.
     fn go_on(&mut self) {
         if let Some(index) = self.unfinished.take() {
-            self.serve(index);
+            self.serve(index, true);
         }
     }
 
@@ -284,7 +289,7 @@ impl Handler<'_> {
                 // before our answers and book-keeping, and may wait again by now.
                 std::thread::yield_now();
                 if let Some(latest) = self.latest.as_ref().map(|space| space.index) {
-                    self.serve(latest);
+                    self.serve(latest, false);
                     self.misses = 0;
                 }
             } else if Instant::now() > end {

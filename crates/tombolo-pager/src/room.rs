@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use tombolo_core::pager::Spare;
 
 /// What one space has of the room.
 #[derive(Debug, Default)]
@@ -70,6 +71,15 @@ impl Room {
     pub fn free(&self) -> i64 {
         let most = self.limit_pages + self.allowance.load(Ordering::Relaxed);
         most.cast_signed() - self.limited.load(Ordering::Relaxed).cast_signed()
+    }
+
+    /// What there is for pages that a program has not asked for, with so many that are kept free.
+    pub fn spare(&self, account: &Account, headroom: u64) -> Spare {
+        if !account.0.lock().limited {
+            return Spare::None;
+        }
+        let free = self.limit_pages.cast_signed() - self.limited.load(Ordering::Relaxed).cast_signed();
+        Spare::of(self.limit_pages, free, headroom, self.allowance.load(Ordering::Relaxed) > 0)
     }
 
     /// Claims room for up to `want` pages; returns how many were granted.
@@ -175,11 +185,6 @@ impl Account {
     /// Pages that are or are about to be resident.
     pub fn pages(&self) -> u64 {
         self.0.lock().pages
-    }
-
-    /// Whether they can be evicted, and count against the limit.
-    pub fn is_limited(&self) -> bool {
-        self.0.lock().limited
     }
 }
 

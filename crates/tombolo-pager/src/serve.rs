@@ -21,8 +21,6 @@ use crate::stats::{Counters, Stats};
 const FIRST_PIECE: u32 = 16;
 /// Pages mapped under one lock of the table, some 90 us.
 pub(crate) const PIECE: u32 = 64;
-/// Room is short where less than one page in so many is free.
-const AMPLE: u64 = 4;
 
 /// Times that one fault is decided anew at once because the address space is changing.
 pub(crate) const CHANGES_MAX: u32 = 8;
@@ -147,20 +145,13 @@ impl Pager {
         }
     }
 
-    /// What room there is for pages that a program has not asked for.
-    fn spare(&self, space: &Space) -> Spare {
-        let free = self.room.free() - self.headroom_pages().cast_signed();
-        match free < (self.room.limit_pages() / AMPLE).cast_signed() {
-            _ if !space.account.is_limited() => Spare::None,
-            true => Spare::Short,
-            false => Spare::Ample,
-        }
-    }
-
     /// A first touch. It maps a few pages around this one as well; the rest of its block is mapped while no fault waits.
     fn zero(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, agent: bool) -> Step {
         let page = fault.page;
-        let spare = self.spare(space);
+        if !agent {
+            table.states.asked_for(page);
+        }
+        let spare = self.room.spare(&space.account, self.headroom_pages());
         let beside = table.states.known_beside(page);
         // What an eviction waits for gets no more than that.
         let block = if agent { (page, 1) } else { table.touches.block(page, beside, spare) };
@@ -194,6 +185,10 @@ impl Pager {
             self.unreserve(space, u64::from(count - pages) - 1);
             (first, count) = (page, 1);
             mapped = self.map_zeroes(space, table, page, 1);
+        } else if matches!(mapped, Err(UffdError::Exists(_))) && first < page {
+            self.unreserve(space, u64::from(count) - 1);
+            (first, count) = (page, 1);
+            mapped = self.map_zeroes(space, table, page, 1);
         }
         match mapped {
             Ok(pages) => {
@@ -203,9 +198,7 @@ impl Pager {
                 self.stats.late_fault(fault.since);
                 Counters::add(&self.stats.counters.zero_faults, 1);
                 Counters::add(&self.stats.counters.zero_pages, u64::from(pages));
-                if beside > 0 {
-                    table.touches.went_on();
-                }
+                table.touches.went_on(beside);
                 if pages == wanted && block.1 > nearest.1 && spare == Spare::Ample {
                     put_off(space, table, page, block);
                 }
@@ -228,11 +221,18 @@ impl Pager {
 
     /// Maps the next pages that first touches have put off. `false`: there were none, or it cannot be done now.
     pub(crate) fn go_on_touching(&self, space: &Arc<Space>, table: &mut Table) -> bool {
-        if table.closed || self.spare(space) != Spare::Ample {
+        if table.closed || self.room.spare(&space.account, self.headroom_pages()) != Spare::Ample {
             table.states.forget_put_off();
             return false;
         }
         let Some((first, count)) = table.states.next_put_off(PIECE) else { return false };
+        // The mapping may have been parted since.
+        let mapping = space.memory().and_then(|memory| memory.mapping_around(Space::address(first)));
+        let pages = mapping.map_or(0, |(_, end)| end / PAGE_BYTES - first).min(u64::from(count)) as u32;
+        if pages == 0 {
+            return true;
+        }
+        let count = pages;
         let granted = self.reserve(space, u64::from(count)) as u32;
         let mapped = if granted == 0 { Ok(0) } else { self.map_zeroes(space, table, first, granted) };
         let pages = *mapped.as_ref().unwrap_or(&0);

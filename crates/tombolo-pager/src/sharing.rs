@@ -546,6 +546,7 @@ impl Pager {
     /// What is shared already is verified, which takes several times as long: what is not counts as many times as it is forked.
     pub(crate) fn protect_for_fork(&self, space: &Space, table: &mut Table) {
         space.stop_touching(table);
+        table.states.forget_put_off();
         // Of those that are not verified, each counts once more from now on.
         if !self.is_short_for(space.account.pages() + table.states.unverified_pages()) {
             return;

@@ -108,6 +108,8 @@ impl Prefetch {
 pub struct Touches {
     /// Pages of a block with nothing known beside it: a quarter of them, where room is short.
     least: u32,
+    /// Of what was to leave, most did not.
+    stays: bool,
 }
 
 /// Most pages of a block: a huge page.
@@ -130,9 +132,23 @@ pub enum Spare {
     None,
 }
 
+/// Room is ample where more than one page in so many is free.
+const AMPLE: u64 = 4;
+
+impl Spare {
+    /// With so many pages that still fit into the limit, what is kept free of it among them, and with a limit that has given way or not.
+    pub fn of(limit_pages: u64, free: i64, headroom: u64, has_given_way: bool) -> Self {
+        match free {
+            _ if free <= (headroom / 4).cast_signed() => Self::None,
+            _ if has_given_way || free < (limit_pages / AMPLE + headroom).cast_signed() => Self::Short,
+            _ => Self::Ample,
+        }
+    }
+}
+
 impl Default for Touches {
     fn default() -> Self {
-        Self { least: TOUCH_LEAST }
+        Self { least: TOUCH_LEAST, stays: false }
     }
 }
 
@@ -140,6 +156,7 @@ impl Touches {
     /// The block to map for a touch of a page: its first page, and how many pages it has (a power of two). `beside`: the run of known pages
     /// beside the page.
     pub fn block(&self, page: Page, beside: u32, spare: Spare) -> (Page, u32) {
+        let spare = if self.stays { Spare::None } else { spare };
         let count = match (spare, beside) {
             (Spare::Ample, 0) => self.least,
             (Spare::Ample, beside) => {
@@ -152,15 +169,21 @@ impl Touches {
         (page & !u64::from(count - 1), count)
     }
 
-    /// A block was mapped beside pages that were known: memory is being filled.
-    pub fn went_on(&mut self) {
-        self.least = (self.least * 2).min(TOUCH_LEAST);
+    /// A block was mapped beside so many known pages: memory is being filled, if they are no fewer than a block has.
+    pub fn went_on(&mut self, beside: u32) {
+        if beside >= self.least {
+            self.least = (self.least * 2).min(TOUCH_LEAST);
+        }
     }
 
-    /// So many pages have left as zeroes, of all that have left together: where most do, they were given in vain.
-    pub fn left(&mut self, zeroes: usize, of: usize) {
-        if of >= LEFT_LEAST && zeroes * 2 > of {
+    /// Of so many pages that were to leave together so many have left, some of them as zeroes. Where most are zeroes, they were given in vain; and
+    /// where most stay, no more is given than is asked for.
+    pub fn left(&mut self, zeroes: usize, left: usize, of: usize) {
+        if left >= LEFT_LEAST && zeroes * 2 > left {
             self.least = (self.least / 2).max(1);
+        }
+        if of >= LEFT_LEAST {
+            self.stays = left * 2 < of;
         }
     }
 }
@@ -275,21 +298,51 @@ mod tests {
     fn what_leaves_as_zeroes_is_given_no_more() {
         let mut touches = Touches::default();
         for (zeroes, least) in [(8, 16), (9, 8), (16, 4), (16, 2), (16, 1), (16, 1)] {
-            touches.left(zeroes, 16);
+            touches.left(zeroes, 16, 16);
             assert_eq!(
                 (touches.block(1_000, 1, Spare::Short).1, touches.block(1_000, 0, Spare::Ample).1),
                 (least, least)
             );
             assert_eq!(touches.block(1_000, 0, Spare::Short).1, (least / 4).max(1));
         }
-        touches.left(3, 3);
-        (0..3).for_each(|_| touches.went_on());
+        touches.left(3, 3, 3);
+        for beside in [1, 1, 2, 4, 7] {
+            touches.went_on(beside);
+        }
         assert_eq!(
             (touches.block(1_003, 1, Spare::Short), touches.block(1_003, 1, Spare::Ample)),
             ((1_000, 8), (1_000, 8))
         );
-        (0..3).for_each(|_| touches.went_on());
+        (0..3).for_each(|_| touches.went_on(16));
         assert_eq!(touches.block(1_003, 1, Spare::Short), (992, 16));
+    }
+
+    /// A neighbour now and then is no memory that is being filled.
+    #[test]
+    fn a_sparse_program_stays_one() {
+        let mut touches = Touches::default();
+        for _ in 0..50 {
+            touches.left(120, 128, 128);
+            (0..8).for_each(|_| touches.went_on(1));
+        }
+        assert!(touches.block(1_000, 1, Spare::Short).1 <= 4);
+    }
+
+    #[test]
+    fn what_does_not_leave_is_given_no_more() {
+        let mut touches = Touches::default();
+        touches.left(0, 7, 16);
+        assert_eq!(touches.block(1_000, 0, Spare::Ample), (1_000, 1));
+        touches.left(0, 8, 16);
+        assert_eq!(touches.block(1_000, 0, Spare::Ample), (992, 16));
+    }
+
+    #[test]
+    fn spare_room_is_what_the_limit_leaves() {
+        let of = |free, has_given_way| Spare::of(1_000, free, 40, has_given_way);
+        let found = [290, 289, 11, 10, 0, -5].map(|free| of(free, false));
+        assert_eq!(found, [Spare::Ample, Spare::Short, Spare::Short, Spare::None, Spare::None, Spare::None]);
+        assert_eq!(of(900, true), Spare::Short);
     }
 
     #[test]

@@ -12,11 +12,16 @@ impl Ranges {
     /// A range of its own, instead of whatever was there.
     pub(super) fn insert(&mut self, first: Page, end: Page) {
         self.cut(first, end);
-        self.0.insert(first, end);
+        if first < end {
+            self.0.insert(first, end);
+        }
     }
 
     /// Adds pages, to the ranges before and behind them if there are any.
     pub(super) fn add(&mut self, first: Page, end: Page) {
+        if first >= end {
+            return;
+        }
         let (mut from, mut to) = (first, end);
         if let Some((&start, &stop)) = self.0.range(..=first).next_back()
             && stop >= first
@@ -34,6 +39,9 @@ impl Ranges {
 
     /// Takes pages out.
     pub(super) fn cut(&mut self, first: Page, end: Page) {
+        if first >= end {
+            return;
+        }
         let before = self.0.range(..end).rev().map(|(&from, &to)| (from, to));
         let overlapping: Vec<(Page, Page)> = before.take_while(|&(_, to)| to > first).collect();
         for (from, to) in overlapping {

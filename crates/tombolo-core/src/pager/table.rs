@@ -15,6 +15,7 @@
     reason = "with a hasher of its own, which is the same in each run: see `BlockHasher`"
 )]
 use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::frames::{Frame, Frames, Saved};
@@ -239,9 +240,13 @@ pub struct Table {
     guarded: Ranges,
     /// Pages that are to be mapped when no fault waits.
     later: Ranges,
+    /// Where the range begins that was put off last: it is the first to come.
+    latest: Page,
     /// What the program has given up last, and uses no page of. The kernel tells of that before it is done: until a thread asks for a page
     /// there, one that is mapped may go again, and nobody would tell.
     given_up: Ranges,
+    /// Where ranges of these begin, the oldest first.
+    given_up_order: VecDeque<Page>,
     /// Operations whose page is not where they began.
     forwards: Vec<Forward>,
     /// Pages of children that wait for the end of an operation here.
@@ -431,9 +436,8 @@ impl Table {
     pub fn unregister(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         self.ranges.cut(first, end);
         self.guarded.cut(first, end);
-        let discarded = self.discard(first, end, slots);
         self.given_up.cut(first, end);
-        discarded
+        self.discard(first, end, slots)
     }
 
     /// Whether a page is known to be far, and the range around it.
@@ -500,13 +504,31 @@ impl Table {
             && self.given_up.around(page).is_none()
     }
 
-    /// Which pages may be mapped with one that a thread has touched for the first time: of `count` from `first` on, a run that has it in it. Where
-    /// its range is not known, nothing before it.
-    pub fn touched_with(&mut self, page: Page, first: Page, count: u32) -> (Page, u32) {
-        // Whoever gave the page up has done so: a thread uses it again.
+    /// The kernel is about to give a range up for the program: until a thread asks for a page there, none comes unasked.
+    pub fn give_up(&mut self, first: Page, end: Page) {
+        if first >= end {
+            return;
+        }
+        self.given_up.insert(first, end);
+        self.given_up_order.push_back(first);
+        if self.given_up_order.len() > GIVEN_UP_MOST
+            && let Some((first, end)) =
+                self.given_up_order.pop_front().and_then(|first| self.given_up.around(first))
+        {
+            self.given_up.cut(first, end);
+        }
+    }
+
+    /// A thread of the program has asked for a page: what was given up there is.
+    pub fn asked_for(&mut self, page: Page) {
         if let Some((first, end)) = self.given_up.around(page) {
             self.given_up.cut(first, end);
         }
+    }
+
+    /// Which pages may be mapped with one that a thread has touched for the first time: of `count` from `first` on, a run that has it in it. Where
+    /// its range is not known, nothing before it.
+    pub fn touched_with(&self, page: Page, first: Page, count: u32) -> (Page, u32) {
         let end = first + u64::from(count);
         let (low, high) = self.range(page).unwrap_or((page, end));
         if !self.may_come(page) {
@@ -523,14 +545,19 @@ impl Table {
         if let Some((low, high)) = self.range(page)
             && first.max(low) < end.min(high)
         {
-            self.later.add(first.max(low), end.min(high));
+            self.latest = first.max(low);
+            self.later.add(self.latest, end.min(high));
         }
     }
 
-    /// The next pages that were put off, `most` at most: the first, and how many. They are not put off any more.
+    /// The next pages that were put off, `most` at most: the first, and how many; those that were put off last, and what lies behind them,
+    /// come first. They are not put off any more.
     pub fn next_put_off(&mut self, most: u32) -> Option<(Page, u32)> {
         loop {
-            let (first, end) = self.later.first()?;
+            let latest =
+                self.later.first_of(self.latest, Page::MAX).and_then(|first| self.later.around(first));
+            let (first, end) =
+                latest.map(|(first, end)| (first.max(self.latest), end)).or_else(|| self.later.first())?;
             let from = (first..end).find(|&page| self.may_come(page)).unwrap_or(end);
             let run = (from..end).take(most as usize).take_while(|&page| self.may_come(page)).count();
             self.later.cut(first, from + run as u64);
@@ -819,12 +846,6 @@ impl Table {
     pub fn discard(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         let mut discarded = Discarded::default();
         self.later.cut(first, end);
-        self.given_up.insert(first, end);
-        if self.given_up.count() > GIVEN_UP_MOST
-            && let Some((first, end)) = self.given_up.first()
-        {
-            self.given_up.cut(first, end);
-        }
         for (page, entry) in self.entries(first, end) {
             if in_operation(entry) {
                 discarded.in_operation = true;
