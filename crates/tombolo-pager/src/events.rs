@@ -94,7 +94,7 @@ impl Pager {
             served.thread = fault.thread;
             to_send |= self.serve(space, &mut table, fault);
         }
-        // Whoever has touched memory for the first time goes on meanwhile.
+        // The thread that touched the block first runs on while this handler maps the rest of it.
         let has_touched = goes_on && served.events == 0 && self.go_on_touching(space, &mut table);
         served.has_more = has_touched || (served.events > 0 && table.states.has_put_off());
         // Others that want the table have waited for longer than a fault takes.

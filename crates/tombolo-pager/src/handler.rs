@@ -165,7 +165,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             }
         }
         helps &= served;
-        // Whoever waits for a far page looks for it.
+        // A handler that polls for a far page maps nothing meanwhile: the page would wait.
         if !served && !spinning {
             handler.go_on();
         }

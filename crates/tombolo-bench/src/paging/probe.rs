@@ -279,7 +279,7 @@ impl Block {
     }
 }
 
-/// Allocates, fills and frees until so many pages were filled; whether all was right.
+/// Allocates, fills and frees blocks until `pages` pages were filled. Returns whether each block held what was written to it.
 fn churner(bytes: usize, pages: usize, seed: u64) -> bool {
     let mut random = Random::new(seed);
     let (mut held, mut blocks, mut filled) = (0, std::collections::VecDeque::<Block>::new(), 0);

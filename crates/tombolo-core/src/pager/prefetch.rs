@@ -121,7 +121,7 @@ const TOUCH_GROWTH: u32 = 4;
 /// Of fewer pages that leave together, nothing is concluded.
 const LEFT_LEAST: usize = 16;
 
-/// What room there is for pages that nobody has asked for.
+/// How much room the pager has for pages that no thread has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spare {
     /// Plenty.
@@ -132,11 +132,11 @@ pub enum Spare {
     None,
 }
 
-/// Room is ample where more than one page in so many is free.
+/// Room is ample while at least one page in `AMPLE` of the limit is free.
 const AMPLE: u64 = 4;
 
 impl Spare {
-    /// With so many pages that still fit into the limit, what is kept free of it among them, and with a limit that has given way or not.
+    /// `free`: pages that still fit into the limit; the pager keeps `headroom` of them free. `has_given_way`: the limit is exceeded at present.
     pub fn of(limit_pages: u64, free: i64, headroom: u64, has_given_way: bool) -> Self {
         match free {
             _ if free <= (headroom / 4).cast_signed() => Self::None,
@@ -169,7 +169,7 @@ impl Touches {
         (page & !u64::from(count - 1), count)
     }
 
-    /// A block was mapped beside so many known pages: memory is being filled, if they are no fewer than a block has.
+    /// The pager has mapped a block beside a run of `beside` known pages. If the run is as long as a block, the program fills memory, and blocks grow.
     pub fn went_on(&mut self, beside: u32) {
         if beside >= self.least {
             self.least = (self.least * 2).min(TOUCH_LEAST);
