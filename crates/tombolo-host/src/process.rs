@@ -416,6 +416,14 @@ pub fn processors() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|&processor| unsafe { libc::CPU_ISSET(processor, &set) }).collect()
 }
 
+/// How often the calling thread has given its processor up, or has lost it.
+pub fn thread_switches() -> io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/thread-self/status")?;
+    let counts =
+        status.lines().filter_map(|line| line.split_once("ctxt_switches:")?.1.trim().parse::<u64>().ok());
+    Ok(counts.sum())
+}
+
 /// Keeps the calling thread on one processor.
 pub fn pin_thread(processor: usize) -> io::Result<()> {
     place_thread(0, &[processor])

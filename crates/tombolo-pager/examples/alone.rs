@@ -117,6 +117,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         arguments: rest.iter().map(Into::into).collect(),
         local_bytes: local.parse::<u64>()? << 20,
         minimum_bytes: 128 << 10,
+        handlers: None,
         library,
         keeper,
         notify: Box::new(|text| eprintln!("tombolo: {text}")),

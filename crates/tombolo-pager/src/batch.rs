@@ -20,9 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tombolo_core::pager::{
-    Attempt, Entry, Frame, Left, Outcome as Ending, PAGE_BYTES, Page, PageName, State,
-};
+use tombolo_core::pager::batch::{At, Contents, Event, Place, Victim, note_taken, sort_out, written};
+use tombolo_core::pager::{Attempt, Entry, Left, PAGE_BYTES, Page, PageName, State};
 use tombolo_core::store::NoRoom;
 use tombolo_host::process;
 use tombolo_host::sparse::page_is_zero;
@@ -33,7 +32,7 @@ use tombolo_node::Written;
 use crate::copy_out::{read_kept, read_moved};
 use crate::evict::{Chosen, Evictor};
 use crate::lost::found_moved;
-use crate::pager::CopyBack;
+use crate::pager::{CopyBack, Pager};
 use crate::protocol::{Done, STAGING_PAGES};
 use crate::serve::{CHANGES_MAX, TookBack};
 use crate::shared_out::Sharer;
@@ -49,88 +48,6 @@ const UNKNOWN: u8 = u8::MAX;
 const EBUSY: u8 = libc::EBUSY as u8;
 const EINVAL: u8 = libc::EINVAL as u8;
 const ENOENT: u8 = libc::ENOENT as u8;
-
-/// How a victim leaves, and how far it has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// Its contents are not stored: to be moved.
-    Move,
-    /// Its slot has the contents: to be moved away.
-    Clean,
-    /// In the staging area at this index.
-    Moved(u32),
-    /// Protected, copied unless it is clean, and then dropped.
-    Keep,
-    /// It has left the program, and its slot has the contents.
-    Gone,
-    /// It was not there. A clean one's slot has its contents; any other reads as zero.
-    Absent,
-    /// It was moved, and cannot be read: rather no contents than wrong ones.
-    Unread,
-    /// It stays as it was.
-    Stay,
-    /// It stays as it was, since the kernel does not move such a page.
-    Refused,
-    /// It was moved and could not be saved: it goes back.
-    Back,
-    /// It was wanted before it was saved, and is back already, but for children that share its end.
-    Taken,
-    /// A fork shares it, or it is pinned: it stays, and is made this process's own when it is tried next.
-    Shared,
-}
-
-impl Way {
-    /// Its contents are needed until they are mapped again everywhere.
-    fn goes_back(self) -> bool {
-        matches!(self, Self::Back | Self::Taken)
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Victim {
-    pub(crate) page: Page,
-    pub(crate) slot: Option<u32>,
-    /// The slot has had the contents from the beginning.
-    pub(crate) clean: bool,
-    pub(crate) way: Way,
-    /// It was to leave just now, and was shared.
-    is_retry: bool,
-    /// It shares this frame.
-    pub(crate) frame: Option<Frame>,
-    /// Where the contents go in this process: the slot's window, or staging memory.
-    pub(crate) copy: u64,
-    /// Which page of the staging memory that is, unless the contents go straight to the slot's window.
-    staged: Option<u32>,
-}
-
-impl Victim {
-    pub(crate) fn new(page: Page, slot: Option<u32>, clean: bool, way: Way, copy: u64) -> Self {
-        Self { page, slot, clean, way, is_retry: false, frame: None, copy, staged: None }
-    }
-
-    pub(crate) fn with_frame(self, frame: Frame) -> Self {
-        Self { frame: Some(frame), ..self }
-    }
-
-    /// Its contents go by the staging memory.
-    fn is_staged(&self) -> bool {
-        !self.clean && self.slot.is_some() && (self.copy == 0 || self.staged.is_some())
-    }
-
-    /// It has left the program, and waits for no lender and no agent.
-    fn is_settled(&self) -> bool {
-        match self.way {
-            Way::Gone | Way::Absent => true,
-            Way::Moved(_) => self.staged.is_none(),
-            _ => false,
-        }
-    }
-
-    /// It has left the program, and its contents are in the staging memory.
-    fn is_offered_back(&self) -> bool {
-        self.staged.is_some() && matches!(self.way, Way::Moved(_))
-    }
-}
 
 /// What came of claiming pages.
 pub(crate) struct Claimed {
@@ -148,38 +65,59 @@ pub(crate) struct Leaving {
     pub(crate) shared: Vec<Sharer>,
 }
 
-/// Pages on their way out of one space, while its agent carries out a command.
-pub struct Batch {
-    pub(crate) space: Arc<Space>,
-    pub(crate) agent: Arc<Agent>,
-    pub(crate) victims: Vec<Victim>,
-    /// Pages that the agent was told to make the process's own, and others, which are to leave then. There are no victims yet.
-    pub(crate) to_own: Option<Leaving>,
-    /// Ranges that the agent was told to drop, in the second command.
-    pub(crate) drops: Option<Vec<(Page, u32)>>,
-    /// Pages that stay because they are shared. They are in no queue until the batch has ended.
-    pub(crate) shared: Vec<PageName>,
-    pub(crate) command: u32,
-    pub(crate) awaits: Awaits,
+/// What an agent has been told to do with the pages of a batch.
+pub(crate) enum Task {
+    /// To make pages the process's own: these are to leave then. There are no victims yet.
+    Own(Leaving),
+    /// To move the victims.
+    Move,
+    /// To drop these ranges: the victims that are kept.
+    Drop(Vec<(Page, u32)>),
+    /// To empty the staging area. There are no victims.
+    Clear,
 }
 
 /// What a batch waits for.
 pub(crate) enum Awaits {
-    Agent,
+    /// Its agent.
+    Agent(Task),
+    /// The agent has hung up, at that time; what it has done cannot be told yet.
+    End(Task, Instant),
     /// The agent has answered this, at that time; whether it is so cannot be looked at now.
     Tables(Done, Instant),
     /// It has done this; another batch has pages in the staging memory.
     Staging(Done),
     /// Pages are to be mapped again in an address space that is changing.
     Rest,
-    /// The agent has hung up, at that time; what it has done cannot be told yet.
-    End(Instant),
+}
+
+/// Pages on their way out of one space.
+pub struct Batch {
+    pub(crate) space: Arc<Space>,
+    pub(crate) agent: Arc<Agent>,
+    pub(crate) victims: Vec<Victim>,
+    /// Pages that stay because they are shared. They are in no queue until the batch has ended.
+    pub(crate) shared: Vec<PageName>,
+    pub(crate) command: u32,
+    pub(crate) awaits: Awaits,
 }
 
 impl Batch {
+    /// Pages of which the agent is to be told.
+    pub(crate) fn new(
+        space: &Arc<Space>,
+        agent: Arc<Agent>,
+        victims: Vec<Victim>,
+        task: Task,
+        command: u32,
+    ) -> Self {
+        let (space, awaits) = (space.clone(), Awaits::Agent(task));
+        Self { space, agent, victims, shared: Vec::new(), command, awaits }
+    }
+
     /// It waits for its agent, and for nothing else.
     pub(crate) fn is_with_its_agent(&self) -> bool {
-        matches!(self.awaits, Awaits::Agent)
+        matches!(self.awaits, Awaits::Agent(_))
     }
 }
 
@@ -192,11 +130,13 @@ pub(crate) fn refused_attempt(refused: Option<NoRoom>) -> Attempt {
     }
 }
 
-/// Those that were offered and are not offered any more have been taken back.
-fn note_taken(victims: &mut [Victim], left: &[Page]) {
-    for victim in victims.iter_mut().filter(|victim| victim.is_offered_back()) {
-        if left.binary_search(&victim.page).is_err() {
-            victim.way = Way::Taken;
+impl Pager {
+    /// Where in this process the contents of a victim are read to, or have been; 0: nowhere.
+    pub(crate) fn copy_of(&self, victim: &Victim) -> u64 {
+        match victim.place() {
+            Some(Place::Direct(address)) => address,
+            Some(Place::Staged(Some(place))) => self.staging_place(place),
+            _ => 0,
         }
     }
 }
@@ -226,20 +166,13 @@ impl Evictor {
             self.placement.arrange(&self.pager.home);
         }
         let count = victims.len() as u64;
-        let batch = Batch {
-            space: space.clone(),
-            agent,
-            victims,
-            to_own: None,
-            drops: None,
-            shared: Vec::new(),
-            command,
-            awaits: Awaits::Agent,
-        };
+        let batch = Batch::new(space, agent, victims, Task::Move, command);
         match space.send(&batch.agent, command, &order, &mut self.message) {
             Ok(()) => {
-                for victim in batch.victims.iter().filter(|victim| victim.copy != 0) {
-                    self.pager.far.warm(victim.copy);
+                for victim in &batch.victims {
+                    if let Some(Place::Direct(address)) = victim.place() {
+                        self.pager.far.warm(address);
+                    }
                 }
                 self.eviction.commanded(command, self.now_ns());
                 self.batches.push(batch);
@@ -292,32 +225,25 @@ impl Evictor {
                     continue;
                 }
                 self.pager.habit.observe(false);
-                table.states.set(page, entry.with_eviction(State::EvictDrop, Some(slot)));
-                victims.push(Victim { is_retry, ..Victim::new(page, Some(slot), true, Way::Clean, 0) });
-                continue;
             }
-            let (slot, direct) = match slots.take() {
-                Ok(taken) => taken,
+            let (victim, leaving) = match Victim::of_resident(page, entry, &mut slots) {
+                Ok(begun) => begun,
                 Err(reason) => {
                     refused = Some(reason);
                     table.states.set(page, again(entry));
                     continue;
                 }
             };
-            let copy = match direct {
-                Some(address) => address,
-                None if to_stage < staging_pages => {
-                    to_stage += 1;
-                    0
-                }
-                None => {
-                    slots.release(slot);
+            if victim.is_staged() {
+                if to_stage == staging_pages {
+                    victim.slot().into_iter().for_each(|slot| slots.release(slot));
                     table.states.set(page, again(entry));
                     continue;
                 }
-            };
-            table.states.set(page, entry.with_eviction(State::EvictCopy, None));
-            victims.push(Victim { is_retry, ..Victim::new(page, Some(slot), false, Way::Move, copy) });
+                to_stage += 1;
+            }
+            table.states.set(page, leaving);
+            victims.push(Victim { is_retry, ..victim });
         }
         if !victims.is_empty() {
             table.command = command;
@@ -337,89 +263,139 @@ impl Evictor {
             if !*free.get_or_insert_with(|| self.is_staging_free()) {
                 return false;
             }
-            victim.staged = Some(place);
-            victim.copy = self.pager.staging_place(place);
+            victim.stage(Some(place));
         }
         true
     }
 
     /// Whether no batch has pages in the staging memory.
     pub(crate) fn is_staging_free(&self) -> bool {
-        !self.batches.iter().any(|batch| batch.victims.iter().any(|victim| victim.staged.is_some()))
+        !self.batches.iter().any(|batch| batch.victims.iter().any(|victim| victim.staged().is_some()))
     }
 
     /// Goes on with every batch whose agent has answered.
     pub(crate) fn collect(&mut self) {
         let mut index = 0;
         while let Some(batch) = self.batches.get(index) {
-            if !batch.is_with_its_agent() {
-                let batch = self.batches.swap_remove(index);
-                if !self.resume(batch) {
-                    // It stands last now; the one that stands here comes in the next pass.
-                    index += 1;
-                }
-                continue;
-            }
-            match batch.space.answer(&batch.agent) {
-                Ok(None) => index += 1,
-                Ok(Some(done)) if done.number == batch.command => {
-                    let mut batch = self.batches.swap_remove(index);
-                    batch.awaits = Awaits::Tables(done, Instant::now());
-                    self.resume(batch);
-                }
-                // An answer to another command: not what an agent of ours says.
-                Ok(Some(_)) | Err(_) => {
-                    let batch = self.batches.swap_remove(index);
-                    if !self.agent_lost(batch, Instant::now()) {
+            let answer = match batch.awaits {
+                Awaits::Agent(_) => match batch.space.answer(&batch.agent) {
+                    Ok(None) => {
                         index += 1;
+                        continue;
                     }
-                }
+                    // An answer to another command is not what an agent of ours says.
+                    answer => answer.ok().flatten().filter(|done| done.number == batch.command),
+                },
+                _ => None,
+            };
+            let batch = self.batches.swap_remove(index);
+            if !self.go_on(batch, answer) {
+                // It stands last now; the one that stands here comes in the next pass.
+                index += 1;
             }
         }
     }
 
-    /// Goes on with a batch whose agent has answered. False: it has to wait, and stands last now.
-    pub(crate) fn resume(&mut self, mut batch: Batch) -> bool {
-        if let Some(leaving) = batch.to_own.take() {
-            self.owned(batch, leaving);
-            return true;
+    /// Goes on with a batch; its agent may have answered. False: it has to wait, and stands last now.
+    fn go_on(&mut self, mut batch: Batch, answer: Option<Done>) -> bool {
+        match (std::mem::replace(&mut batch.awaits, Awaits::Rest), answer) {
+            (Awaits::Agent(task), Some(done)) => self.answered(batch, task, done),
+            (Awaits::Agent(task), None) => self.agent_lost(batch, task, Instant::now()),
+            (Awaits::End(task, since), _) => self.agent_lost(batch, task, since),
+            (Awaits::Tables(done, since), _) => self.look_at_tables(batch, done, since),
+            (Awaits::Staging(done), _) => self.take_out(batch, done),
+            (Awaits::Rest, _) => self.settle(batch),
         }
-        let (mut done, answered) = match std::mem::replace(&mut batch.awaits, Awaits::Agent) {
-            Awaits::Tables(done, since) => (done, Some(since)),
-            Awaits::Staging(done) => (done, None),
-            Awaits::End(since) => return self.agent_lost(batch, since),
-            Awaits::Agent | Awaits::Rest => return self.settle(batch),
-        };
-        if let Some(drops) = batch.drops.take() {
-            self.dropped(&mut batch, &drops, done.dropped as usize);
-            self.settle(batch);
-            return true;
+    }
+
+    /// An agent has done this of its task.
+    fn answered(&mut self, mut batch: Batch, task: Task, done: Done) -> bool {
+        match task {
+            Task::Own(leaving) => self.owned(batch, leaving),
+            Task::Move => return self.look_at_tables(batch, done, Instant::now()),
+            Task::Drop(drops) => {
+                self.dropped(&mut batch, &drops, done.dropped as usize);
+                self.settle(batch);
+            }
+            Task::Clear => {
+                if batch.agent.begun() > 0 {
+                    batch.space.set_staged(&self.pager.room, 0);
+                }
+                self.cleared(&batch.space);
+            }
         }
-        if let Some(since) = answered
-            && !self.correct(&batch, &mut done, since)
-        {
-            self.eviction.returning(batch.command);
-            batch.awaits = Awaits::Tables(done, since);
-            self.batches.push(batch);
-            return false;
+        true
+    }
+
+    /// The command to empty a staging area is over, one way or the other.
+    pub(crate) fn cleared(&self, space: &Arc<Space>) {
+        space.lock().command = 0;
+        self.pager.close_if_ended(space);
+    }
+
+    /// Pages of processes that have little to give stay in their staging areas until these are used again. Where that is much, other areas
+    /// than the last one are emptied.
+    pub(crate) fn clear_staging(&mut self) {
+        if !self.pager.room.is_staging_full() {
+            return;
         }
+        for space in self.pager.all_spaces() {
+            let is_other = space.has_staged() && space.index != self.last;
+            let Some(agent) = space.agent().filter(|_| is_other) else { continue };
+            let command = self.next_command();
+            {
+                let mut table = space.lock();
+                if table.closed || table.command != 0 || !space.has_agent() {
+                    continue;
+                }
+                table.command = command;
+            }
+            if space.send(&agent, command, &Order::default(), &mut self.message).is_err() {
+                // It has ended, and its program most likely, too.
+                self.cleared(&space);
+                continue;
+            }
+            // The machine does not hear of it: nobody waits for it to end.
+            self.batches.push(Batch::new(&space, agent, Vec::new(), Task::Clear, command));
+        }
+    }
+
+    /// An agent has answered that it has done this of a move.
+    fn look_at_tables(&mut self, batch: Batch, mut done: Done, answered: Instant) -> bool {
+        if !self.correct(&batch, &mut done, answered) {
+            return self.await_later(batch, Awaits::Tables(done, answered));
+        }
+        self.take_out(batch, done)
+    }
+
+    /// The batch has to wait for what no event tells of: it stands last.
+    pub(crate) fn await_later(&mut self, mut batch: Batch, what: Awaits) -> bool {
+        self.eviction.returning(batch.command);
+        batch.awaits = what;
+        self.batches.push(batch);
+        false
+    }
+
+    /// An agent has done this of a move: what has left is saved, and what has not stays.
+    pub(crate) fn take_out(&mut self, mut batch: Batch, done: Done) -> bool {
         if !self.stage(&mut batch.victims) {
-            self.eviction.returning(batch.command);
-            batch.awaits = Awaits::Staging(done);
-            self.batches.push(batch);
-            return false;
+            return self.await_later(batch, Awaits::Staging(done));
+        }
+        if batch.agent.begun() > 0 {
+            // The area has been emptied. What is there now counts where it was, until its eviction ends.
+            batch.space.set_staged(&self.pager.room, 0);
         }
         self.moved(&mut batch, &done);
         self.keep(&mut batch);
         batch.space.is_read.store(true, Ordering::Release);
-        read_moved(&batch.space, &batch.agent, &mut batch.victims);
-        read_kept(&batch.space, &batch.agent, &mut batch.victims);
+        read_moved(&self.pager, &batch.space, &batch.agent, &mut batch.victims);
+        read_kept(&self.pager, &batch.space, &batch.agent, &mut batch.victims);
         batch.space.is_read.store(false, Ordering::Release);
         let to_save = self.sort_out(&mut batch.victims);
-        let moved = |victim: &&Victim| matches!(victim.way, Way::Moved(_) | Way::Gone);
-        let left = batch.victims.iter().filter(moved).count();
-        let is_zero = |victim: &&Victim| !victim.clean && victim.slot.is_none();
-        let zeroes = batch.victims.iter().filter(moved).filter(is_zero).count();
+        let left = |victim: &&Victim| matches!(victim.at, At::Moved(_) | At::Gone);
+        let is_zero = |victim: &&Victim| victim.contents == Contents::Zero;
+        let zeroes = batch.victims.iter().filter(left).filter(is_zero).count();
+        let left = batch.victims.iter().filter(left).count();
         batch.space.lock().touches.left(zeroes, left, batch.victims.len());
         if !to_save.is_empty() {
             self.end_settled(&mut batch);
@@ -441,25 +417,30 @@ impl Evictor {
 
     /// Ends evictions, and counts those whose pages have left. Returns the names of the pages that are shared: they are in no queue.
     fn end_and_count(&mut self, space: &Arc<Space>, victims: Vec<Victim>) -> Vec<PageName> {
-        let left =
-            victims.iter().filter(|victim| !matches!(victim.way, Way::Stay | Way::Refused | Way::Shared));
+        let left = victims.iter().filter(|victim| victim.leaves());
         self.evicted(left.count() as u64);
-        self.end(space, victims)
+        // They have been moved to the staging area, and lie there until it is used again.
+        let staged = victims.iter().filter(|victim| matches!(victim.at, At::Moved(_) | At::Gone)).count();
+        let shared = self.end(space, victims);
+        if space.has_agent() {
+            space.add_staged(&self.pager.room, staged as u32);
+        }
+        shared
     }
 
     /// Maps the pages that stay, after all. Those that cannot be mapped yet keep their place in the staging memory.
     fn return_pages(&self, batch: &mut Batch) {
-        for victim in batch.victims.iter_mut().filter(|victim| victim.way.goes_back()) {
-            let is_here = victim.way == Way::Taken;
-            victim.way = match self.pager.copy_back(&batch.space, victim.page, victim.copy, is_here) {
-                CopyBack::Mapped => Way::Stay,
-                CopyBack::Later => continue,
+        for victim in batch.victims.iter_mut().filter(|victim| victim.goes_back()) {
+            let (copy, is_here) = (self.pager.copy_of(victim), victim.at == At::Taken);
+            match self.pager.copy_back(&batch.space, victim.page, copy, is_here) {
+                CopyBack::Mapped => victim.happened(Event::Returned),
+                CopyBack::Later => {}
                 // Rather no contents than wrong ones.
-                CopyBack::Failed => Way::Unread,
-            };
+                CopyBack::Failed => victim.happened(Event::NotReturned),
+            }
         }
-        for victim in batch.victims.iter_mut().filter(|victim| !victim.way.goes_back()) {
-            victim.staged = None;
+        for victim in batch.victims.iter_mut().filter(|victim| !victim.goes_back()) {
+            victim.stage(None);
         }
     }
 
@@ -501,28 +482,21 @@ impl Evictor {
             let status = done.moved.get(index as usize).copied().unwrap_or(EINVAL);
             let writable =
                 || process::is_writable(batch.agent.pid, Space::address(victim.page)).ok().flatten();
-            let refused = || match status {
+            victim.happened(match status {
+                0 => Event::Moved(index),
+                UNKNOWN => Event::PerhapsMoved,
                 // Its state says that it is mapped, and it is not: the program dropped it, or moved it away.
-                ENOENT => Way::Absent,
-                // It is pinned, or another fork shares it.
-                EBUSY if victim.is_retry => Way::Stay,
-                EBUSY => Way::Shared,
+                ENOENT => Event::NotThere,
+                EBUSY => Event::Busy,
                 EINVAL if batch.agent.begun() > 0 => match writable() {
-                    Some(false) if !batch.space.changes_unseen() => Way::Keep,
+                    Some(false) if !batch.space.changes_unseen() => Event::ReadOnly,
                     // Its mapping is locked, too, perhaps.
-                    Some(_) => Way::Refused,
-                    None => Way::Stay,
+                    Some(_) => Event::Refused,
+                    None => Event::Changing,
                 },
                 // Not now: mappings were changing.
-                _ => Way::Stay,
-            };
-            victim.way = match status {
-                0 | UNKNOWN if victim.clean => Way::Gone,
-                0 => Way::Moved(index),
-                // Rather no contents than wrong ones.
-                UNKNOWN => Way::Unread,
-                _ => refused(),
-            };
+                _ => Event::Changing,
+            });
         }
     }
 
@@ -533,23 +507,23 @@ impl Evictor {
         for victim in &mut batch.victims {
             let (now, entry) = table.states.operation(victim.page);
             let moved_elsewhere = now != victim.page;
-            match victim.way {
-                Way::Absent if moved_elsewhere => victim.way = Way::Stay,
-                Way::Keep if moved_elsewhere || entry.is_discarded() => victim.way = Way::Stay,
-                Way::Keep => {
+            match victim.at {
+                At::Absent if moved_elsewhere => victim.happened(Event::Elsewhere),
+                At::Kept if moved_elsewhere || entry.is_discarded() => victim.happened(Event::Elsewhere),
+                At::Kept => {
                     let address = Space::address(victim.page);
                     if batch.space.uffd.write_protect(address, PAGE_BYTES as usize, true).is_err() {
-                        victim.way = Way::Stay;
+                        victim.happened(Event::NotKept);
                         continue;
                     }
                     // Its mapping may have been made writable before it was protected, and a device may write to
                     // the page: what is copied now would not be the last word. From now on whoever wants to write
                     // waits.
-                    if !victim.clean
+                    if !victim.is_stored()
                         && !matches!(process::is_writable(batch.agent.pid, address), Ok(Some(false)))
                     {
                         let _ = batch.space.uffd.write_protect(address, PAGE_BYTES as usize, false);
-                        victim.way = Way::Stay;
+                        victim.happened(Event::NotKept);
                         continue;
                     }
                     table.states.set(victim.page, entry.with_kept(true));
@@ -562,25 +536,19 @@ impl Evictor {
     /// Gives the slots of zero pages back. Returns the slots that are to be saved, and their pages in the staging memory.
     fn sort_out(&self, victims: &mut [Victim]) -> Vec<(u32, u32)> {
         let counters = &self.pager.stats.counters;
-        let mut to_save = Vec::new();
-        for victim in victims.iter_mut().filter(|victim| !victim.clean) {
-            let Some(slot) = victim.slot.filter(|_| matches!(victim.way, Way::Moved(_) | Way::Keep)) else {
-                continue;
-            };
+        let (read, mut zeroes) = (victims.iter().filter(|victim| victim.is_to_be_read()).count(), 0);
+        let is_zero = |victim: &Victim| {
             // SAFETY: a page of a window or of the staging memory, just written, page-aligned.
-            if unsafe { page_is_zero(victim.copy) } {
-                self.pager.far.slots().release(slot);
-                (victim.slot, victim.staged) = (None, None);
-                Counters::add(&counters.zero_drops, 1);
-                continue;
-            }
-            Counters::add(&counters.pages_out, 1);
-            match victim.staged {
-                Some(staged) => to_save.push((slot, staged)),
-                None if self.pager.far.slots().commit(slot, None).is_err() => victim.way = Way::Unread,
-                None => {}
-            }
-        }
+            let is_zero = unsafe { page_is_zero(self.pager.copy_of(victim)) };
+            zeroes += u64::from(is_zero);
+            is_zero
+        };
+        // The pages are looked at before others have to wait for the slots.
+        let zero: Vec<bool> = victims.iter().filter(|victim| victim.is_to_be_read()).map(is_zero).collect();
+        let mut zero = zero.into_iter();
+        let to_save = sort_out(victims, &mut self.pager.far.slots(), |_| zero.next().unwrap_or_default());
+        Counters::add(&counters.zero_drops, zeroes);
+        Counters::add(&counters.pages_out, read as u64 - zeroes);
         to_save
     }
 
@@ -588,19 +556,11 @@ impl Evictor {
     fn save(&self, space: &Arc<Space>, victims: &mut [Victim], to_save: &[(u32, u32)]) {
         self.offer_back(space, victims);
         let is_taken =
-            |slot: u32| victims.iter().any(|victim| victim.slot == Some(slot) && victim.way == Way::Taken);
+            |slot: u32| victims.iter().any(|victim| victim.slot() == Some(slot) && victim.at == At::Taken);
         let left: Vec<_> = to_save.iter().copied().filter(|(slot, _)| !is_taken(*slot)).collect();
         let failed = if left.is_empty() { Vec::new() } else { self.write_far(&left) };
         self.withdraw(space, victims);
-        for victim in victims.iter_mut().filter(|victim| victim.staged.is_some()) {
-            if victim.slot.is_some_and(|slot| failed.contains(&slot)) {
-                victim.way = match victim.way {
-                    Way::Moved(_) => Way::Back,
-                    Way::Keep => Way::Stay,
-                    way => way,
-                };
-            }
-        }
+        written(victims, &failed);
     }
 
     /// Has slots written. Returns those that are not safe.
@@ -627,7 +587,7 @@ impl Evictor {
         let table = &mut *guard;
         let offered = victims.iter().filter(|victim| victim.is_offered_back());
         // Victims stand in the order of their pages.
-        table.saving = offered.map(|victim| (victim.page, victim.copy)).collect();
+        table.saving = offered.map(|victim| (victim.page, self.pager.copy_of(victim))).collect();
         table.states.offer(table.saving.iter().map(|(page, _)| *page).collect());
         for victim in victims.iter().filter(|victim| victim.is_offered_back()) {
             for _ in 0..CHANGES_MAX {
@@ -653,8 +613,7 @@ impl Evictor {
 
     /// Has the kept victims dropped, whose contents are safe now.
     fn drop_kept(&mut self, mut batch: Batch) {
-        let any = batch.victims.iter().any(|victim| victim.way == Way::Keep);
-        if !any {
+        if !batch.victims.iter().any(|victim| victim.at == At::Kept) {
             self.settle(batch);
             return;
         }
@@ -665,12 +624,14 @@ impl Evictor {
             for victim in &mut batch.victims {
                 let (now, entry) = table.states.operation(victim.page);
                 let is_there = now == victim.page && !entry.is_discarded() && !table.closed;
-                match victim.way {
-                    Way::Keep if !is_there || batch.space.changes_unseen() => victim.way = Way::Stay,
-                    Way::Keep => {
-                        if !victim.clean {
+                match victim.at {
+                    At::Kept if !is_there || batch.space.changes_unseen() => {
+                        victim.happened(Event::Elsewhere)
+                    }
+                    At::Kept => {
+                        if !victim.is_stored() {
                             // A fork from now on finds the contents in the slot, or the page present.
-                            let saved = entry.with_state(State::EvictDrop).with_slot(victim.slot);
+                            let saved = entry.with_state(State::EvictDrop).with_slot(victim.slot());
                             table.states.set(victim.page, saved);
                         }
                         // One by one: of a range over several mappings, the kernel reports each part.
@@ -690,14 +651,14 @@ impl Evictor {
         }
         // All others are over before the agent touches anything.
         let (left, over): (Vec<_>, Vec<_>) =
-            batch.victims.drain(..).partition(|victim| victim.way == Way::Keep || victim.way.goes_back());
+            batch.victims.drain(..).partition(|victim| victim.at == At::Kept || victim.goes_back());
         batch.victims = left;
         batch.shared = self.end_and_count(&batch.space, over);
         if order.drop.is_empty() {
             self.settle(batch);
             return;
         }
-        batch.drops = Some(order.drop.clone());
+        batch.awaits = Awaits::Agent(Task::Drop(order.drop.clone()));
         self.eviction.ended(std::mem::replace(&mut batch.command, command));
         match batch.space.send(&batch.agent, command, &order, &mut self.message) {
             Ok(()) => {
@@ -709,7 +670,7 @@ impl Evictor {
     }
 
     /// The agent has dropped the first `count` of these ranges.
-    fn dropped(&self, batch: &mut Batch, drops: &[(Page, u32)], count: usize) {
+    pub(crate) fn dropped(&self, batch: &mut Batch, drops: &[(Page, u32)], count: usize) {
         let mut guard = batch.space.lock();
         let table = &mut *guard;
         for (index, &(page, _)) in drops.iter().enumerate() {
@@ -723,26 +684,21 @@ impl Evictor {
             };
             let (now, entry) = table.states.operation(page);
             let is_here = now == page && table.states.get(page) == entry;
-            let way = if index < count {
+            let event = if index < count {
                 if !is_here {
                     self.look_at_dropped(&batch.space, table, page);
                 }
-                Way::Gone
+                Event::Dropped
             } else {
                 if reported && is_here {
                     // It was the program that dropped exactly this range.
                     table.states.discard(page, page + 1, &mut self.pager.far.slots());
                     self.pager.leave_frames(table);
                 }
-                Way::Stay
+                Event::NotDropped
             };
-            for victim in batch.victims.iter_mut().filter(|victim| victim.way == Way::Keep) {
-                if victim.page == page {
-                    victim.way = way;
-                    // What stays is protected and stored.
-                    victim.clean |= way == Way::Stay && victim.slot.is_some();
-                }
-            }
+            let kept = batch.victims.iter_mut().filter(|victim| victim.at == At::Kept);
+            kept.filter(|victim| victim.page == page).for_each(|victim| victim.happened(event));
         }
         table.own_drops.clear();
     }
@@ -773,14 +729,8 @@ impl Evictor {
     /// to be mapped again, and cannot yet.
     pub(crate) fn settle(&mut self, mut batch: Batch) -> bool {
         self.return_pages(&mut batch);
-        if batch.victims.iter().any(|victim| victim.way.goes_back()) {
-            batch.awaits = Awaits::Rest;
-            self.eviction.returning(batch.command);
-            self.batches.push(batch);
-            return false;
-        }
-        if let Some(leaving) = batch.to_own.take() {
-            self.stay_owned(&batch.space, leaving);
+        if batch.victims.iter().any(Victim::goes_back) {
+            return self.await_later(batch, Awaits::Rest);
         }
         let victims = std::mem::take(&mut batch.victims);
         batch.shared.extend(self.end_and_count(&batch.space, victims));
@@ -794,6 +744,7 @@ impl Evictor {
         }
         self.eviction.ended(batch.command);
         self.pager.close_if_ended(&batch.space);
+        self.last = batch.space.index;
         true
     }
 
@@ -809,21 +760,9 @@ impl Evictor {
         {
             let mut slots = self.pager.far.slots();
             for victim in victims {
-                let ending = match victim.way {
-                    Way::Moved(_) | Way::Gone | Way::Keep => victim.slot.map_or(Ending::Zero, Ending::Saved),
-                    Way::Absent => victim.slot.filter(|_| victim.clean).map_or(Ending::Zero, Ending::Saved),
-                    Way::Unread => Ending::Lost,
-                    Way::Refused => Ending::Refused(victim.slot.filter(|_| victim.clean)),
-                    Way::Shared => Ending::Shared(victim.slot.filter(|_| victim.clean)),
-                    Way::Stay | Way::Back | Way::Taken | Way::Move | Way::Clean => {
-                        Ending::Stays(victim.slot.filter(|_| victim.clean))
-                    }
-                };
+                let ending = victim.end(&mut slots);
                 Counters::add(&counters.evictions_undone, u64::from(ending.stays()));
-                Counters::add(&counters.clean_drops, u64::from(victim.clean && victim.way == Way::Gone));
-                if let Some(slot) = victim.slot.filter(|_| ending.slot().is_none()) {
-                    slots.release(slot);
-                }
+                Counters::add(&counters.clean_drops, u64::from(victim.is_stored() && victim.at == At::Gone));
                 endings.push((victim.page, ending));
             }
         }

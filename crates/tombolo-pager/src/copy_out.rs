@@ -3,7 +3,9 @@
 use tombolo_core::pager::PAGE_BYTES;
 use tombolo_host::process::{self, SPANS_MAX, Span};
 
-use crate::batch::{Victim, Way};
+use tombolo_core::pager::batch::{At, Event, Victim};
+
+use crate::pager::Pager;
 use crate::space::{Agent, Space};
 
 /// Ranges for one vectored copy.
@@ -37,12 +39,12 @@ impl Vector {
 }
 
 /// Copies the moved victims out of the staging area.
-pub(crate) fn read_moved(space: &Space, agent: &Agent, victims: &mut [Victim]) {
+pub(crate) fn read_moved(pager: &Pager, space: &Space, agent: &Agent, victims: &mut [Victim]) {
     let staging = space.staging_address(0);
     let mut vector = Vector::default();
     for victim in victims.iter() {
-        if let Way::Moved(index) = victim.way {
-            vector.push(victim.copy, staging + u64::from(index) * PAGE_BYTES);
+        if let At::Moved(index) = victim.at {
+            vector.push(pager.copy_of(victim), staging + u64::from(index) * PAGE_BYTES);
         }
     }
     if vector.local.is_empty() {
@@ -55,28 +57,29 @@ pub(crate) fn read_moved(space: &Space, agent: &Agent, victims: &mut [Victim]) {
         return;
     }
     for victim in victims {
-        let Way::Moved(index) = victim.way else { continue };
-        if !read_page(space, staging + u64::from(index) * PAGE_BYTES, victim.copy) {
+        let At::Moved(index) = victim.at else { continue };
+        if !read_page(space, staging + u64::from(index) * PAGE_BYTES, pager.copy_of(victim)) {
             // Most likely the process has ended, and nobody will ask for the page.
-            victim.way = Way::Unread;
+            victim.happened(Event::NotRead);
         }
     }
 }
 
 /// Copies the kept victims out of the program. One that cannot be read stays.
-pub(crate) fn read_kept(space: &Space, agent: &Agent, victims: &mut [Victim]) {
-    for victim in victims.iter_mut().filter(|victim| victim.way == Way::Keep && !victim.clean) {
-        let mut vector = Vector::default();
+pub(crate) fn read_kept(pager: &Pager, space: &Space, agent: &Agent, victims: &mut [Victim]) {
+    for victim in victims.iter_mut().filter(|victim| victim.at == At::Kept && !victim.is_stored()) {
+        let (mut vector, copy) = (Vector::default(), pager.copy_of(victim));
         let address = Space::address(victim.page);
-        vector.push(victim.copy, address);
+        vector.push(copy, address);
         // Its process may not read it itself (`PROT_NONE`): then by the file.
-        if vector.copy(agent.pid) == 0 && !read_page(space, address, victim.copy) {
-            victim.way = Way::Stay;
+        if vector.copy(agent.pid) == 0 && !read_page(space, address, copy) {
+            victim.happened(Event::NotKept);
         }
     }
     if agent.has_ended() {
         // The number may have been another process's.
-        victims.iter_mut().filter(|victim| victim.way == Way::Keep).for_each(|victim| victim.way = Way::Stay);
+        let kept = victims.iter_mut().filter(|victim| victim.at == At::Kept);
+        kept.for_each(|victim| victim.happened(Event::NotKept));
     }
 }
 

@@ -58,6 +58,8 @@ pub struct Served {
     pub has_sent: bool,
     /// Pages of first touches are put off, and can be mapped now.
     pub has_more: bool,
+    /// Events could not be read now.
+    pub is_blocked: bool,
 }
 
 /// What waits for an address space that is changing.
@@ -87,7 +89,8 @@ impl Pager {
     pub fn serve_next(&self, space: &Arc<Space>, most: usize, goes_on: bool) -> Served {
         let mut served = Served::default();
         let mut table = space.lock();
-        served.events = self.read(space, &mut table, most).unwrap_or(0);
+        let read = self.read(space, &mut table, most);
+        (served.events, served.is_blocked) = (read.unwrap_or(0), read.is_none());
         let mut to_send = false;
         while let Some(fault) = table.faults.pop_front() {
             served.faults += 1;
@@ -121,6 +124,7 @@ impl Pager {
         let gate = space.gate(agent.as_deref())?;
         let (mut count, mut since) = (0, None);
         let changes = agent.as_deref().and_then(Agent::changes);
+        Counters::add(&self.stats.counters.handler_reads, 1);
         let read = space.uffd.read_events(most, |event| {
             count += 1;
             if let Event::Fault { address, write, write_protected, thread } = event {

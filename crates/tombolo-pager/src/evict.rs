@@ -44,6 +44,8 @@ pub struct Evictor {
     pub(crate) batches: Vec<Batch>,
     /// The last command's number.
     pub(crate) command: u32,
+    /// The space of the last batch that has ended.
+    pub(crate) last: u32,
     /// What to do when.
     pub(crate) eviction: Eviction,
     /// The origin of times.
@@ -74,6 +76,7 @@ impl Evictor {
             placement: Placement::default(),
             batches: Vec::new(),
             command: 0,
+            last: 0,
             eviction: Eviction::new(BOUNDS),
             epoch: Instant::now(),
         }
@@ -88,6 +91,7 @@ impl Evictor {
             self.pager.verify_now();
             let shared_ns = self.pager.share_on().map_or(u64::MAX, ns);
             self.collect();
+            self.clear_staging();
             self.pager.keeper.send_waiting();
             // What this thread puts off, no handler may look at.
             let put_off = self.pager.serve_deferred();

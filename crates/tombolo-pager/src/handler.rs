@@ -1,7 +1,7 @@
 //! Fault handlers: one thread a processor, each with a poll set of its own, so
 //! that a fault is mostly served on the processor where it happened. Waking a
-//! thread elsewhere costs several times as much as serving the fault. Where more threads
-//! fault than there are handlers, one of them serves all, and reads many faults in a call.
+//! thread elsewhere costs several times as much as serving the fault. Where many threads
+//! fault ([`crate::home`]), one of them serves all, and reads many faults in a call.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,9 +15,10 @@ use tombolo_host::uffd::EVENTS_IN_A_CALL;
 use tombolo_host::{event, process};
 use tombolo_node::FarMemory;
 
-use crate::home::Sampler;
+use crate::home::{Sampler, Seen};
 use crate::pager::Pager;
 use crate::space::Space;
+use crate::stats::Counters;
 
 /// Marks the descriptors of far memory in a poll set.
 const FAR: u64 = u64::MAX;
@@ -31,6 +32,10 @@ const SPIN_ROUNDS: u32 = 8;
 /// Wake-ups in a row that found the fault taken, after which a handler rests.
 const MISSES_MAX: u32 = 8;
 
+/// Up to so many handlers are all woken by a fault, and the first one serves it: one whose processor is taken keeps nobody waiting.
+/// Of more, a fault wakes one, and unless all faults are on one processor they are where the scheduler finds room.
+pub const FEW_HANDLERS: usize = 4;
+
 /// What one handler sleeps on.
 #[derive(Debug)]
 pub struct PollSet {
@@ -39,11 +44,13 @@ pub struct PollSet {
     resting: OwnedFd,
     stop: OwnedFd,
     wake: OwnedFd,
+    /// A fault wakes one of the handlers that sleep, not all.
+    is_one_of_many: bool,
 }
 
 impl PollSet {
     /// A set that holds what far memory has to say.
-    pub fn new(far: &dyn FarMemory) -> io::Result<Self> {
+    pub fn new(far: &dyn FarMemory, is_one_of_many: bool) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let resting = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -54,7 +61,7 @@ impl PollSet {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let wake = rustix::event::eventfd(0, flags)?;
         epoll::add(&resting, &wake, epoll::EventData::new_u64(FAR), epoll::EventFlags::IN)?;
-        Ok(Self { epoll, resting, stop, wake })
+        Ok(Self { epoll, resting, stop, wake, is_one_of_many })
     }
 
     /// Polls far memory's descriptors, and no longer those of lenders that are
@@ -75,7 +82,9 @@ impl PollSet {
     /// Adds the faults of a space.
     pub fn add_space(&self, space: &Space) -> io::Result<()> {
         let data = epoll::EventData::new_u64(u64::from(space.index));
-        epoll::add(&self.epoll, space.uffd.as_fd(), data, epoll::EventFlags::IN)?;
+        let flags = epoll::EventFlags::IN;
+        let flags = if self.is_one_of_many { flags | epoll::EventFlags::EXCLUSIVE } else { flags };
+        epoll::add(&self.epoll, space.uffd.as_fd(), data, flags)?;
         Ok(())
     }
 
@@ -105,6 +114,12 @@ impl PollSet {
 
 /// Serves faults until the run is over. `number` names the poll set and the processor.
 pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
+    serve(pager, number, processor);
+    // Of the count alone, nothing depends on it.
+    Counters::add(&pager.stats.counters.handler_switches, process::thread_switches().unwrap_or(0));
+}
+
+fn serve(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     if let Some(processor) = processor {
         // Not being pinned costs speed only.
         let _ = process::pin_thread(processor);
@@ -131,8 +146,8 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             match handler.rests(set) {
                 Rest::None => {}
                 Rest::Woken => continue,
-                // The handler that was to serve meanwhile may have no processor.
-                Rest::Over => helps = true,
+                // The handler that was to serve meanwhile may have no processor. It was woken, so this one's set does not tell.
+                Rest::Over => helps = handler.help(),
             }
         }
         handler.settle();
@@ -148,6 +163,9 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         };
         let mut far = looks || (count == 0 && sleep.is_some());
         let mut served = false;
+        if count > 0 && !looks {
+            Counters::add(&pager.stats.counters.handler_wakes, 1);
+        }
         for event in &events[..count] {
             match event.data.u64() {
                 STOP => return,
@@ -203,7 +221,7 @@ struct Handler<'a> {
     unfinished: Option<u32>,
     /// Its processor.
     processor: Option<usize>,
-    /// It serves all faults, wherever they are, and goes where the scheduler finds room.
+    /// It goes where the scheduler finds room.
     alone: bool,
     /// Wake-ups in a row that found the fault taken.
     misses: u32,
@@ -213,9 +231,11 @@ struct Handler<'a> {
 }
 
 impl Handler<'_> {
-    /// Stays on its processor, unless it serves a crowd.
+    /// Stays on its processor, unless it serves a crowd, or is one of many and faults are anywhere.
     fn settle(&mut self) {
-        let alone = self.pager.home.is_crowded();
+        let home = &self.pager.home;
+        let is_many = self.pager.polls.len() > FEW_HANDLERS;
+        let alone = home.is_crowded() || (is_many && home.processor().is_none());
         if alone == self.alone {
             return;
         }
@@ -251,8 +271,10 @@ impl Handler<'_> {
         let pager = self.pager;
         let known = self.latest.take().filter(|space| space.index == index);
         let Some(space) = known.or_else(|| pager.space(index)) else { return false };
-        let served = pager.serve_next(&space, if self.alone { EVENTS_IN_A_CALL } else { 1 }, goes_on);
-        self.misses = if served.events == 0 && !served.has_more { self.misses + 1 } else { 0 };
+        let served =
+            pager.serve_next(&space, if pager.home.is_crowded() { EVENTS_IN_A_CALL } else { 1 }, goes_on);
+        let found_nothing = served.events == 0 && !served.has_more && !served.is_blocked;
+        self.misses = if found_nothing { self.misses + 1 } else { 0 };
         if served.has_more {
             self.unfinished = Some(index);
         } else if self.unfinished == Some(index) && served.events > 0 {
@@ -262,13 +284,19 @@ impl Handler<'_> {
             self.latest = Some(space);
             self.faults_to_sample = self.faults_to_sample.saturating_sub(served.faults);
             if self.faults_to_sample == 0 {
-                self.faults_to_sample = self.sample(served.thread);
+                self.faults_to_sample = self.sample(index, served.thread);
             }
         }
         if served.has_sent && pager.far.in_flight() > 0 {
             self.spin_until = Some(Instant::now() + timing::PAGE_POLL);
         }
         served.events > 0
+    }
+
+    /// Serves what any space has. Returns whether one had something.
+    fn help(&mut self) -> bool {
+        let spaces = self.pager.all_spaces();
+        spaces.iter().filter(|space| self.serve(space.index, false)).count() > 0
     }
 
     /// Goes on with first touches, where no fault waits.
@@ -300,9 +328,10 @@ impl Handler<'_> {
     }
 
     /// Looks where a faulting thread runs; returns after how many faults to look again.
-    fn sample(&mut self, thread: u32) -> u32 {
+    fn sample(&mut self, space: u32, thread: u32) -> u32 {
         let Some(processor) = self.sampler.processor_of(thread) else { return self.sample_every };
-        if self.pager.home.observe(self.number, thread, processor) {
+        let seen = Seen { space, thread, processor };
+        if self.pager.home.observe(self.number, seen) {
             for (other, set) in self.pager.polls.iter().enumerate() {
                 if other != self.number {
                     set.wake();

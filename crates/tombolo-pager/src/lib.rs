@@ -41,6 +41,6 @@ mod stats;
 mod unserved;
 
 pub use keeper::keep;
-pub use run::{Finished, LOCAL_LEAST_BYTES, Monitor, Options, RunError, run};
+pub use run::{Finished, HANDLERS_MAX, LOCAL_LEAST_BYTES, Monitor, Options, RunError, run};
 pub use stats::PauseSummary;
 pub use unserved::{Executed, UnservedSummary};

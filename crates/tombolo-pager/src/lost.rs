@@ -7,10 +7,11 @@ use std::io;
 use std::time::Instant;
 
 use tombolo_core::pager::Page;
+use tombolo_core::pager::batch::{At, Event, Victim};
 use tombolo_host::timing::pager as timing;
 use tombolo_host::{pagemap, process};
 
-use crate::batch::{Awaits, Batch, Victim, Way};
+use crate::batch::{Awaits, Batch, Task};
 use crate::evict::Evictor;
 use crate::pager::Pager;
 use crate::protocol::{Done, STAGING_PAGES};
@@ -19,51 +20,57 @@ use crate::space::Space;
 impl Evictor {
     /// The agent did not get its command: it has ended, and what it was to do stays undone.
     pub(crate) fn not_commanded(&mut self, mut batch: Batch) {
-        let is_drop = batch.drops.take().is_some();
         for victim in &mut batch.victims {
-            victim.way = match victim.way {
-                Way::Move | Way::Clean => Way::Stay,
-                Way::Keep => {
-                    // It stays protected, and is stored.
-                    victim.clean |= is_drop && victim.slot.is_some();
-                    Way::Stay
-                }
-                other => other,
-            };
+            if matches!(victim.at, At::Ordered | At::Kept) {
+                victim.happened(Event::NotOrdered);
+            }
         }
         batch.space.lock().own_drops.clear();
+        let awaits = std::mem::replace(&mut batch.awaits, Awaits::Rest);
+        let space = batch.space.clone();
         self.settle(batch);
+        if let Awaits::Agent(Task::Own(leaving)) = awaits {
+            self.stay_owned(&space, leaving);
+        }
     }
 
-    /// The agent has hung up, at that time, or does not say what it should. False: the batch has to wait, and stands last
-    /// now.
-    pub(crate) fn agent_lost(&mut self, mut batch: Batch, since: Instant) -> bool {
-        match what_was_done(&self.pager, &batch) {
+    /// The agent has hung up, at that time, or does not say what it should; this was its task. False: the batch has to wait, and
+    /// stands last now.
+    pub(crate) fn agent_lost(&mut self, mut batch: Batch, task: Task, since: Instant) -> bool {
+        let task = match task {
+            // Pages that share frames are counted when they are looked at: nothing is in doubt.
+            Task::Own(leaving) => {
+                if !batch.agent.has_ended() && since.elapsed() < timing::AGENT_GONE {
+                    return self.await_later(batch, Awaits::End(Task::Own(leaving), since));
+                }
+                let space = batch.space.clone();
+                self.settle(batch);
+                self.stay_owned(&space, leaving);
+                return true;
+            }
+            Task::Clear => {
+                self.cleared(&batch.space);
+                return true;
+            }
+            task => task,
+        };
+        match what_was_done(&self.pager, &batch, &task) {
             Told::Done { done, doubtful } => {
                 for victim in batch.victims.iter_mut().filter(|victim| Some(victim.page) == doubtful) {
                     // Rather no contents than wrong ones.
-                    victim.way = Way::Unread;
+                    victim.happened(Event::Doubtful);
                 }
-                batch.awaits = Awaits::Staging(done);
-                return self.resume(batch);
+                return self.told(batch, task, done);
             }
             Told::NotYet if since.elapsed() < timing::AGENT_GONE => {
-                self.eviction.returning(batch.command);
-                batch.awaits = Awaits::End(since);
-                self.batches.push(batch);
-                return false;
+                return self.await_later(batch, Awaits::End(task, since));
             }
             Told::NotYet | Told::Never => {}
         }
-        let is_moving = batch.drops.take().is_none();
         for victim in &mut batch.victims {
-            victim.way = match victim.way {
-                // Where it is, is not known. Rather no contents than wrong ones.
-                Way::Move if is_moving => Way::Unread,
-                // Its slot has the contents.
-                Way::Clean | Way::Keep => Way::Gone,
-                other => other,
-            };
+            if matches!(victim.at, At::Ordered | At::Kept) {
+                victim.happened(Event::AgentLost);
+            }
         }
         // The program mostly ends before its agent, or executes another one, which nothing here concerns.
         if batch.space.is_memory_of(&batch.agent.program) {
@@ -73,6 +80,18 @@ impl Evictor {
         }
         batch.space.lock().own_drops.clear();
         self.settle(batch)
+    }
+
+    /// The page tables tell that an agent which has ended had done this.
+    fn told(&mut self, mut batch: Batch, task: Task, done: Done) -> bool {
+        match task {
+            Task::Drop(drops) => {
+                self.dropped(&mut batch, &drops, done.dropped as usize);
+                self.settle(batch);
+                true
+            }
+            Task::Own(_) | Task::Move | Task::Clear => self.take_out(batch, done),
+        }
     }
 }
 
@@ -97,14 +116,14 @@ impl From<io::Error> for Told {
 }
 
 /// What an agent had done of its command when it ended, as its program's page tables tell.
-fn what_was_done(pager: &Pager, batch: &Batch) -> Told {
+fn what_was_done(pager: &Pager, batch: &Batch, task: &Task) -> Told {
     // Its socket closes after it has given its memory up, and shortly before it has ended.
     if !batch.agent.has_ended() {
         return Told::NotYet;
     }
-    let told = batch.space.by_program(&batch.agent.program, |thread| match &batch.drops {
-        Some(drops) => what_was_dropped(pager, batch, drops, thread),
-        None => what_was_moved(pager, batch, thread),
+    let told = batch.space.by_program(&batch.agent.program, |thread| match task {
+        Task::Drop(drops) => what_was_dropped(pager, batch, drops, thread),
+        Task::Own(_) | Task::Move | Task::Clear => what_was_moved(pager, batch, thread),
     });
     match told {
         Ok(Some(told)) => told.unwrap_or_else(Told::from),

@@ -22,7 +22,7 @@ use tombolo_host::uffd::{UffdError, Userfaultfd};
 use tombolo_node::FarMemory;
 
 use crate::events::{Deferred, Fault};
-use crate::handler::PollSet;
+use crate::handler::{FEW_HANDLERS, PollSet};
 use crate::home::Home;
 use crate::keeper::Keeper;
 use crate::locked::Locked;
@@ -181,7 +181,7 @@ impl Pager {
         let limit_pages = (limit_bytes / PAGE_BYTES).saturating_sub(STAGING_PAGES as u64);
         let mut polls = Vec::with_capacity(handlers);
         for _ in 0..handlers {
-            let poll = PollSet::new(&*far)?;
+            let poll = PollSet::new(&*far, handlers > FEW_HANDLERS)?;
             poll.set_far(&*far);
             polls.push(poll);
         }
@@ -310,6 +310,7 @@ impl Pager {
         let names = self.free_states(&mut table);
         self.replacement.lock().ended(space.index, names);
         self.room.give_back(&space.account, space.account.pages());
+        space.set_staged(&self.room, 0);
         // Whoever still has this space in a list, and does not ask whether it is closed, finds no slot and no frame to release again.
         table.states = States::default();
         drop(table);

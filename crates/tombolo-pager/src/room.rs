@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tombolo_core::pager::Spare;
 
+use crate::protocol::STAGING_PAGES;
+
 /// What one space has of the room.
 #[derive(Debug, Default)]
 pub struct Account(Mutex<State>);
@@ -30,6 +32,8 @@ pub struct Room {
     /// Limited or not: one number, so that pages that pass from one kind to the other are seen once.
     resident: AtomicU64,
     peak: AtomicU64,
+    /// Pages in the staging areas of all spaces.
+    staged: Mutex<u64>,
 }
 
 /// Least by which the limit gives way.
@@ -44,6 +48,7 @@ impl Room {
             limited: AtomicU64::new(0),
             resident: AtomicU64::new(0),
             peak: AtomicU64::new(0),
+            staged: Mutex::new(0),
         }
     }
 
@@ -128,6 +133,29 @@ impl Room {
         }
         state.pages -= pages;
         self.resident.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    /// In the staging area of a space were so many pages, and are so many now. What is there beyond one full area, for which there is room
+    /// besides the limit, counts: pages stay there until the area is used again. The pages have just been counted where they were, so this
+    /// makes no peak.
+    pub fn set_staged(&self, was: u64, now: u64) {
+        let mut staged = self.staged.lock();
+        let counted = |staged: u64| staged.saturating_sub(STAGING_PAGES as u64);
+        let before = counted(*staged);
+        *staged = (*staged + now).saturating_sub(was);
+        let after = counted(*staged);
+        for count in [&self.limited, &self.resident] {
+            if after > before {
+                count.fetch_add(after - before, Ordering::Relaxed);
+            } else {
+                count.fetch_sub(before - after, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether so much lies in staging areas that they are worth being emptied.
+    pub fn is_staging_full(&self) -> bool {
+        *self.staged.lock() > (self.limit_pages / 32).max(2 * STAGING_PAGES as u64)
     }
 
     /// Pages that one account has claimed are another's from now on. At no time do they count twice.

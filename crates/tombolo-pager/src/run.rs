@@ -35,6 +35,9 @@ use crate::unserved::UnservedSummary;
 /// Least `local_bytes` of [`Options`].
 pub const LOCAL_LEAST_BYTES: u64 = 4 << 20;
 
+/// Most fault handlers.
+pub const HANDLERS_MAX: usize = 16;
+
 /// What to run, and within which limits.
 pub struct Options {
     /// Stands for the program where this command was started.
@@ -47,6 +50,8 @@ pub struct Options {
     pub local_bytes: u64,
     /// Anonymous mappings of at least this many bytes are far.
     pub minimum_bytes: u64,
+    /// How many threads serve faults, at most [`HANDLERS_MAX`]; unless given, one a processor.
+    pub handlers: Option<usize>,
     /// The preloaded library's file contents.
     pub library: &'static [u8],
     /// A command that calls [`crate::keep`] with its standard input.
@@ -310,7 +315,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let processors = process::processors();
     // Two at least: one may wait for the other's event.
-    let handlers = processors.len().clamp(2, 16);
+    let handlers = options.handlers.unwrap_or(processors.len().max(2)).clamp(2, HANDLERS_MAX);
     let keeper = set_up("its keeper", Keeper::start(&mut options.keeper))?;
     let made = Pager::new(options.local_bytes, handlers, &processors, far, keeper, options.notify);
     let pager = set_up("tables", made)?;

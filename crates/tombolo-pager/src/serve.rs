@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use smallvec::SmallVec;
 use tombolo_core::pager::{Access, Decision, PAGE_BYTES, Page, Spare, State};
-use tombolo_core::store::Gone;
+use tombolo_core::store::{Gone, Store};
 use tombolo_host::uffd::UffdError;
 
 use crate::arrive::ticket;
@@ -21,6 +22,9 @@ use crate::stats::{Counters, Stats};
 const FIRST_PIECE: u32 = 16;
 /// Pages mapped under one lock of the table, some 90 us.
 pub(crate) const PIECE: u32 = 64;
+
+/// Neighbours brought with a far page without an allocation.
+const AHEAD: usize = 64;
 
 /// Times that one fault is decided anew at once because the address space is changing.
 pub(crate) const CHANGES_MAX: u32 = 8;
@@ -108,9 +112,9 @@ impl Pager {
             return self.serve_control(space, table, index, fault.thread, is_evictor);
         }
         let agent = space.agent().is_some_and(|agent| agent.own_pid == fault.thread);
-        let access = Access { write: fault.write, protected: fault.protected, agent };
         // An eviction waits for either of them, and room for the eviction.
         let agent = agent || is_evictor;
+        let access = Access { write: fault.write, protected: fault.protected, agent };
         match table.states.decide(page, access) {
             Decision::Wait => {
                 let state = table.states.get(page).state();
@@ -302,6 +306,8 @@ impl Pager {
                 if table.states.get(page).state() == State::Resident {
                     table.states.mapped(page, false, &mut self.far.slots());
                     self.queue(space, table, page, None);
+                } else {
+                    table.states.zeroed(page);
                 }
                 Step::Done
             }
@@ -345,27 +351,98 @@ impl Pager {
         if windowed {
             self.stats.far_fault(fault.since.elapsed());
         }
+        let taken = 1 + self.fetch_ahead(space, table, page, protect);
+        Counters::add(&self.stats.counters.pages_in, taken);
+        Step::Done
+    }
+
+    /// Brings the neighbours of a page that was fetched, as far as there is room; returns how many.
+    fn fetch_ahead(&self, space: &Arc<Space>, table: &mut Table, page: Page, protect: bool) -> u64 {
         let ahead = table.prefetch.fault(page);
-        let mut taken = 1;
+        let mut wanted: SmallVec<[(Page, u32); AHEAD]> = SmallVec::new();
         for step in 1..=i64::from(ahead.count) {
             let Some(next) = page.checked_add_signed(ahead.stride * step) else { break };
             let entry = table.states.get(next);
             let free = entry.state() == State::Remote && !table.states.is_name(next);
-            let Some(slot) = entry.slot().filter(|_| free) else { continue };
-            let room = self.room.free() > (self.headroom_pages() / 4).cast_signed();
-            if !room || self.reserve(space, 1) == 0 {
-                break;
-            }
-            if self.bring(space, table, next, slot, protect, None).is_err() {
-                // It is fetched, or found lost, when it is asked for.
-                self.unreserve(space, 1);
-                break;
-            }
-            taken += 1;
-            Counters::add(&self.stats.counters.prefetched_pages, 1);
+            wanted.extend(entry.slot().filter(|_| free).map(|slot| (next, slot)));
         }
-        Counters::add(&self.stats.counters.pages_in, taken);
-        Step::Done
+        let room = self.room.free() - (self.headroom_pages() / 4).cast_signed();
+        wanted.truncate(usize::try_from(room).unwrap_or(0));
+        if wanted.is_empty() {
+            return 0;
+        }
+        let granted = self.reserve(space, wanted.len() as u64) as usize;
+        wanted.truncate(granted);
+        let mut brought = 0;
+        while let Some(rest) = wanted.get(brought..).filter(|rest| !rest.is_empty()) {
+            match self.bring_run(space, table, rest, protect) {
+                Ok(pages) => brought += pages,
+                // It is fetched, or found lost, when it is asked for.
+                Err(_) => break,
+            }
+        }
+        self.unreserve(space, (granted - brought) as u64);
+        Counters::add(&self.stats.counters.prefetched_pages, brought as u64);
+        brought as u64
+    }
+
+    /// Maps the first of these far pages, and with the same call those behind it that follow it in memory and in its window; or sends for
+    /// the first. Nobody has asked for them. Room for all was reserved. Returns how many.
+    fn bring_run(
+        &self,
+        space: &Arc<Space>,
+        table: &mut Table,
+        wanted: &[(Page, u32)],
+        protect: bool,
+    ) -> Result<usize, NotBrought> {
+        let Some(&(first, slot)) = wanted.first() else { return Ok(0) };
+        let run = {
+            let mut slots = self.far.slots();
+            let pinned = slots.pin(slot).map_err(|Gone| NotBrought::Lost)?;
+            pinned.map(|address| {
+                let follows = |slots: &mut Store, (at, &(page, slot)): (u64, &(Page, u32))| {
+                    let place = address + at * PAGE_BYTES;
+                    page == first + at
+                        && slots.direct(slot) == Some(place)
+                        && slots.pin(slot) == Ok(Some(place))
+                };
+                let more = (1..).zip(wanted.iter().skip(1)).take_while(|next| follows(&mut slots, *next));
+                (address, 1 + more.count())
+            })
+        };
+        let Some((address, count)) = run else {
+            return self.bring(space, table, first, slot, protect, None).map(|()| 1);
+        };
+        let mut fewer = count as u32;
+        let mut mapped = space.map(table, first, address, fewer, protect);
+        while matches!(mapped, Err(UffdError::NotMapped)) && fewer > 1 {
+            // They reach beyond the mapping.
+            fewer /= 2;
+            mapped = space.map(table, first, address, fewer, protect);
+        }
+        let bytes = match &mapped {
+            Ok(bytes) | Err(UffdError::Again(bytes) | UffdError::Exists(bytes)) => *bytes,
+            Err(_) => 0,
+        };
+        let pages = bytes / PAGE_BYTES as usize;
+        {
+            let mut slots = self.far.slots();
+            wanted.iter().take(count).for_each(|(_, slot)| slots.unpin(*slot));
+            if pages == 0 {
+                if matches!(mapped, Err(UffdError::BadSource)) {
+                    slots.direct_read_failed(slot, address);
+                }
+                return Err(mapped.err().unwrap_or(UffdError::Again(0)).into());
+            }
+            for page in first..first + pages as u64 {
+                table.states.mapped(page, protect, &mut slots);
+            }
+        }
+        for page in first..first + pages as u64 {
+            // Nobody has used a page yet that came unasked: it has to prove itself.
+            self.queue(space, table, page, None);
+        }
+        Ok(pages)
     }
 
     /// A page that has room already, and is stored. Mostly it is here: then a copy is refused, and nothing is sent for.

@@ -11,10 +11,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tombolo_core::pager::batch::{Contents, Place, Victim};
 use tombolo_core::pager::{Attempt, Entry, Frame, Frames, Page, PageName, Saved, State};
 use tombolo_core::store::{NoRoom, Store};
 
-use crate::batch::{Awaits, Batch, Claimed, Leaving, Victim, Way, refused_attempt};
+use crate::batch::{Batch, Claimed, Leaving, Task, refused_attempt};
 use crate::evict::Evictor;
 use crate::pager::Pager;
 use crate::space::{Order, Space, Table, extend};
@@ -214,16 +215,7 @@ impl Evictor {
             table.touching.clone_from(&order.own);
         }
         let count = (leaving.shared.len() + leaving.chosen.len()) as u64;
-        let batch = Batch {
-            space: space.clone(),
-            agent,
-            victims: Vec::new(),
-            to_own: Some(leaving),
-            drops: None,
-            shared: Vec::new(),
-            command,
-            awaits: Awaits::Agent,
-        };
+        let batch = Batch::new(space, agent, Vec::new(), Task::Own(leaving), command);
         if space.send(&batch.agent, command, &order, &mut self.message).is_err() {
             self.not_commanded(batch);
             return Attempt::NoVictims;
@@ -357,28 +349,23 @@ impl Evictor {
             // Another holder has left meanwhile.
             slots.release(slot);
         }
-        let (victim, state) = match (saved, place) {
-            (Some(Saved::Zero), _) => (Victim::new(page, None, true, Way::Clean, 0), State::EvictDrop),
-            (Some(Saved::Slot(slot)), _) if slots.share(slot) => {
-                (Victim::new(page, Some(slot), true, Way::Clean, 0), State::EvictDrop)
-            }
+        let contents = match (saved, place) {
+            (Some(Saved::Zero), _) => Contents::Stored(None),
+            (Some(Saved::Slot(slot)), _) if slots.share(slot) => Contents::Stored(Some(slot)),
             (Some(_), _) => return Err(None),
             // What was stored is lost since.
-            (None, None) => match slots.take().map_err(Some)? {
-                (slot, Some(copy)) => {
-                    (Victim::new(page, Some(slot), false, Way::Move, copy), State::EvictCopy)
-                }
-                (slot, None) => {
+            (None, None) => match Contents::to_store(&mut slots).map_err(Some)? {
+                Contents::New(slot, Place::Staged(_)) => {
                     slots.release(slot);
                     return Err(None);
                 }
+                contents => contents,
             },
-            (None, Some((slot, direct))) => {
-                let copy = direct.unwrap_or_default();
-                (Victim::new(page, Some(slot), false, Way::Move, copy), State::EvictCopy)
-            }
+            (None, Some((slot, direct))) => Contents::placed(slot, direct),
         };
-        let slot = victim.slot.filter(|_| victim.clean);
+        let victim = Victim::new(page, contents);
+        let state = if victim.is_stored() { State::EvictDrop } else { State::EvictCopy };
+        let slot = victim.slot().filter(|_| victim.is_stored());
         table.states.set(page, entry.with_eviction(state, slot).with_queued(false).with_referenced(false));
         Ok(victim.with_frame(frame))
     }
@@ -386,10 +373,8 @@ impl Evictor {
     /// Evictions are about to end: what was saved of pages that share frames is saved for the frames, too, where it is known that
     /// it was theirs to the end.
     pub(crate) fn save_frames(&self, space: &Arc<Space>, victims: &[Victim]) {
-        let is_saved =
-            |victim: &&Victim| !victim.clean && matches!(victim.way, Way::Moved(_) | Way::Gone | Way::Keep);
-        let mut saved =
-            victims.iter().filter(is_saved).filter_map(|victim| Some((victim, victim.frame?))).peekable();
+        let saved = victims.iter().filter(|victim| victim.is_newly_saved());
+        let mut saved = saved.filter_map(|victim| Some((victim, victim.frame?))).peekable();
         if saved.peek().is_none() {
             return;
         }
@@ -401,7 +386,7 @@ impl Evictor {
             if now != victim.page || entry.is_discarded() {
                 continue;
             }
-            match victim.slot {
+            match victim.slot() {
                 Some(slot) if slots.share(slot) => frames.set_saved(frame, Saved::Slot(slot), &mut slots),
                 Some(_) => {}
                 None => frames.set_saved(frame, Saved::Zero, &mut slots),

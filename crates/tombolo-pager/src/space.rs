@@ -23,7 +23,7 @@ use crate::protocol::{
     ATTACH_PAGE, Answer, BEGUN_OFFSET, CANCELLED_OFFSET, CHANGES_OFFSET, CONTROL_PAGES, Command, Done,
     GATE_FREE, GATE_OFFSET, GATE_SUPERVISOR, GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE, STAGING_PAGES,
 };
-use crate::room::Account;
+use crate::room::{Account, Room};
 
 /// What the lock of a space guards: the page table and what goes with it.
 ///
@@ -229,6 +229,8 @@ pub struct Space {
     pub ending: AtomicBool,
     /// What it has of the room.
     pub account: Account,
+    /// Pages in its staging area.
+    staged: AtomicU32,
 }
 
 /// Attempts to take a lock before its thread sleeps: as long as a fault takes (10 us). Waking a thread on
@@ -334,6 +336,7 @@ impl Space {
             is_read: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             account: Account::default(),
+            staged: AtomicU32::new(0),
         }
     }
 
@@ -584,6 +587,23 @@ impl Space {
             rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT,
         )?;
         Ok(())
+    }
+
+    /// So many pages lie in its staging area.
+    pub fn set_staged(&self, room: &Room, pages: u32) {
+        let was = self.staged.swap(pages, Ordering::Relaxed);
+        room.set_staged(was.into(), pages.into());
+    }
+
+    /// So many more lie there.
+    pub fn add_staged(&self, room: &Room, pages: u32) {
+        let was = self.staged.fetch_add(pages, Ordering::Relaxed);
+        room.set_staged(was.into(), (was + pages).into());
+    }
+
+    /// Whether pages lie in its staging area.
+    pub fn has_staged(&self) -> bool {
+        self.staged.load(Ordering::Relaxed) > 0
     }
 
     /// The agent's answer, if it is there.

@@ -45,6 +45,12 @@ counters! {
     eviction_waits,
     /// Pages that were wanted while they were being saved, and stayed.
     taken_back,
+    /// Times that a fault handler slept and was woken for something to serve.
+    handler_wakes,
+    /// Calls by which faults and changes were asked for.
+    handler_reads,
+    /// Switches of fault handlers to and from their processors, when they have ended.
+    handler_switches,
     /// Pages read from far memory.
     pages_in,
     /// Pages written to far memory.

@@ -32,6 +32,8 @@ pub enum End {
 
 /// Carries out the supervisor's commands.
 pub fn obey(held: &Held) -> End {
+    // A forked child has what lay there in its parent, and nobody counts it.
+    control::clear_staging();
     const HEADER: usize = size_of::<Command>();
     let buffer = BUFFER.0.get() as usize;
     let capacity = BUFFER_WORDS * 8;
@@ -52,6 +54,9 @@ pub fn obey(held: &Held) -> End {
         let mut done =
             Done { number: command.number, dropped: 0, moved: [libc::EINVAL as u8; STAGING_PAGES] };
         if drop.max(move_out).max(own) <= SPANS_MAX && count >= HEADER + (drop + move_out + own) * SPAN {
+            if drop + move_out + own == 0 && control::clear_staging() {
+                note(held, 1);
+            }
             let spans = buffer + HEADER;
             move_pages(held, command.number, spans, move_out, &mut done.moved);
             done.dropped = drop_pages(held, command.number, spans + move_out * SPAN, drop) as u32;

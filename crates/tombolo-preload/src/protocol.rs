@@ -19,7 +19,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:NUMBER:SOCKET`. The supervisor listens at the path of the socket, and
 /// at [`ABSTRACT_NAME`] with the number.
@@ -156,7 +156,7 @@ pub const BEGUN_OFFSET: usize = 192;
 pub const GATE_BYTES: usize = 4096;
 
 /// Header of a message to the agent. Spans follow, each a start address and a
-/// length in bytes (two u64): first those to move, then to drop, then to make own.
+/// length in bytes (two u64): first those to move, then to drop, then to make own. Without spans, the staging area is emptied.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Command {

@@ -16,7 +16,7 @@ use tombolo_host::split::InheritedDescriptors;
 use tombolo_node::{Address, DeadWindows, FarMemory, FarOptions, FarStore};
 use tombolo_pager::fitness::{self, Kind, Reason};
 use tombolo_pager::front::{self, Side};
-use tombolo_pager::{LOCAL_LEAST_BYTES, Monitor, Options, RunError};
+use tombolo_pager::{HANDLERS_MAX, LOCAL_LEAST_BYTES, Monitor, Options, RunError};
 
 use crate::control::{Answer, Question, Served};
 use crate::outage::OutageArguments;
@@ -60,6 +60,10 @@ pub struct Arguments {
     /// Say nothing at the end; else one line tells what happened.
     #[arg(long)]
     quiet: bool,
+    /// How many threads serve faults; unless given, one a processor. For tests and benches: it shows on few processors what many
+    /// would pay.
+    #[arg(long, hide = true, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(2..=HANDLERS_MAX as i64))]
+    handlers: Option<u8>,
     /// Serve metrics for Prometheus by HTTP there while the program runs; with port 0, at any free port. Nobody
     /// is asked for a password: whoever reaches that address sees names, addresses and figures.
     #[arg(long, value_name = "IP:PORT")]
@@ -127,6 +131,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         arguments: command.collect(),
         local_bytes: arguments.local.0,
         minimum_bytes: arguments.minimum.0,
+        handlers: arguments.handlers.map(usize::from),
         library: LIBRARY,
         keeper: keeper()?,
         notify: Box::new(notify),

@@ -100,6 +100,12 @@ fn prefault() {
     }
 }
 
+/// Numbers of threads that read: up to one a processor, and more than that.
+fn reading_threads(processors: usize) -> String {
+    let wanted = [1, 2, 4, 8, 16].into_iter().filter(|&threads| threads <= processors || threads == 8);
+    wanted.map(|threads: usize| threads.to_string()).collect::<Vec<_>>().join(",")
+}
+
 /// Measures all parts, or the only one that is wanted.
 fn measure(options: &Options, tombolo: &Path, races: &Path) -> Result<(Found, Option<String>), String> {
     let wanted = |name: &str| options.only.as_ref().is_none_or(|only| only == name);
@@ -115,7 +121,9 @@ fn measure(options: &Options, tombolo: &Path, races: &Path) -> Result<(Found, Op
     let rounds = options.runs.to_string();
     let reads = part("reads", &|| {
         let binary = tombolo.to_string_lossy();
-        figures(races, &["reads", "zram", "tombolo", "bare", "--binary", &binary, "--rounds", &rounds])
+        let threads = reading_threads(tombolo_host::process::processors().len());
+        let racers = ["reads", "zram", "tombolo", "many", "bare", "--binary", &binary];
+        figures(races, &[&racers[..], &["--rounds", &rounds, "--threads", &threads]].concat())
     });
     let start = part("start", &|| figures(races, &["start", "--binary", &tombolo.to_string_lossy()]));
     let forks = part("forks", &|| {
@@ -176,6 +184,12 @@ mod tests {
         for wrong in ["other", "--runs", "--runs 0", "--only vi"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn there_are_threads_for_each_processor_and_a_crowd() {
+        assert_eq!(reading_threads(2), "1,2,8");
+        assert_eq!(reading_threads(16), "1,2,4,8,16");
     }
 
     #[test]

@@ -79,6 +79,21 @@ enum Peer {
     Zram,
     /// Each `--binary`, with a lender over shm.
     Tombolo,
+    /// The same with as many fault handlers as it has on a machine of many processors.
+    Many,
+}
+
+impl Peer {
+    /// It is each of the `--binary`s.
+    fn is_tombolo(self) -> bool {
+        matches!(self, Self::Tombolo | Self::Many)
+    }
+
+    /// Fault handlers, if it is not said by the number of processors how many there are.
+    fn handlers(self) -> Option<usize> {
+        const MANY: usize = 16;
+        (self == Self::Many).then_some(MANY)
+    }
 }
 
 /// One who races.
@@ -129,16 +144,17 @@ impl Run<'_> {
         words
     }
 
-    fn measure(&self, racer: &Racer) -> Result<reader::Found, Failure> {
+    fn measure(&self, racer: &Racer) -> Result<(reader::Found, Option<far::ByFault>), Failure> {
         let itself = |words: Vec<String>| -> Result<reader::Found, Failure> {
             let mut command = std::process::Command::new(this_binary()?);
             result(command.args(words), self.limit())
         };
+        let alone = |found| (found, None);
         match racer.peer {
-            Peer::Plain => itself(self.reader(self.arguments.seconds)),
-            Peer::Bare => itself(self.bare()),
-            Peer::Zram => swap::measure(self),
-            Peer::Tombolo => far::measure(self, &racer.binary),
+            Peer::Plain => itself(self.reader(self.arguments.seconds)).map(alone),
+            Peer::Bare => itself(self.bare()).map(alone),
+            Peer::Zram => swap::measure(self).map(alone),
+            Peer::Tombolo | Peer::Many => far::measure(self, racer),
         }
     }
 }
@@ -152,6 +168,8 @@ struct Row {
     wall_us: Vec<f64>,
     /// CPU time of the machine by the reads, of each run.
     cpu_us: Vec<f64>,
+    /// What Tombolo's handlers did for each fault, of each run.
+    handlers: Vec<far::ByFault>,
     /// Why runs have no result.
     failures: Vec<String>,
 }
@@ -184,12 +202,12 @@ fn racers(arguments: &Arguments) -> Result<Vec<Racer>, Failure> {
     let mut racers = Vec::new();
     for &peer in &arguments.peers {
         let name = peer.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-        if peer != Peer::Tombolo {
+        if !peer.is_tombolo() {
             racers.push(Racer { name, peer, binary: PathBuf::new() });
             continue;
         }
         if arguments.binary.is_empty() {
-            return Err(Failure::new("`tombolo` needs --binary PATH"));
+            return Err(Failure::new(format!("`{name}` needs --binary PATH")));
         }
         for binary in &arguments.binary {
             let name = if arguments.binary.len() == 1 {
@@ -228,6 +246,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
             threads,
             wall_us: Vec::new(),
             cpu_us: Vec::new(),
+            handlers: Vec::new(),
             failures: Vec::new(),
         }));
     }
@@ -240,10 +259,11 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
             prefault(arguments.bytes * 5 / 2)?;
             others_busy_processors = others_busy_processors.max(cpu::busy_processors(WATCH)?);
             match (Run { arguments, threads }).measure(racer) {
-                Ok(found) if found.reads > 0 => {
+                Ok((found, handlers)) if found.reads > 0 => {
                     let reads = found.reads as f64 / 1e6;
                     row.wall_us.push(found.wall_s / reads);
                     row.cpu_us.push(found.cpu_s / reads);
+                    row.handlers.extend(handlers);
                 }
                 Ok(_) => row.failures.push("not a single read ended".into()),
                 Err(Failure(reason)) => row.failures.push(reason),

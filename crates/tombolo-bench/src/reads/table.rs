@@ -1,5 +1,6 @@
 //! The outcome as people read it.
 
+use super::far::ByFault;
 use super::{Outcome, Row};
 use tombolo_app::median;
 
@@ -12,6 +13,12 @@ pub fn line(row: &Row) -> String {
         if row.wall_us.len() > 1 {
             line += &format!(" (medians of {})", row.wall_us.len());
         }
+    }
+    let by_fault = |figure: fn(&ByFault) -> f64| median(&row.handlers.iter().map(figure).collect::<Vec<_>>());
+    if let (Some(wakes), Some(calls), Some(switches)) =
+        (by_fault(|by| by.wakes), by_fault(|by| by.calls), by_fault(|by| by.switches))
+    {
+        line += &format!("; a fault: {wakes:.2} wakes, {calls:.2} calls, {switches:.2} switches of handlers");
     }
     for reason in &row.failures {
         line += &format!(" not measured: {reason}");
@@ -53,6 +60,10 @@ mod tests {
             threads: 2,
             wall_us: wall_us.to_vec(),
             cpu_us: wall_us.iter().map(|wall| wall * 2.0).collect(),
+            handlers: vec![
+                ByFault { wakes: 0.5, calls: 2.0, switches: 1.0 };
+                usize::from(racer == "tombolo")
+            ],
             failures: failures.iter().map(|&reason| reason.to_owned()).collect(),
         };
         let outcome = Outcome {
@@ -73,7 +84,7 @@ mod tests {
         for part in [
             "bare       2 threads: wall 5.00 µs, CPU 10.00 µs a read (medians of 3)",
             "zram       2 threads: not measured: needs root",
-            "wall 6.00 µs, CPU 12.00 µs a read (medians of 2) not measured: it crashed",
+            "wall 6.00 µs, CPU 12.00 µs a read (medians of 2); a fault: 0.50 wakes, 2.00 calls, 1.00 switches of handlers not measured: it crashed",
             "tombolo    2 threads / bare: wall 1.20, CPU 1.20",
             "0.50 processors",
         ] {

@@ -13,6 +13,7 @@
 //!
 //! [`Eviction`] decides when pages leave; it is told of room, waiting faults, agents and the time.
 
+pub mod batch;
 mod eviction;
 mod frames;
 mod page;
@@ -20,6 +21,7 @@ mod prefetch;
 mod ranges;
 mod replacement;
 mod table;
+mod unasked;
 
 pub use eviction::{Attempt, Bounds, Cause, Eviction, Step, View};
 pub use frames::{Frame, Frames, Remains, Saved};

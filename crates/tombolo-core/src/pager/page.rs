@@ -150,7 +150,7 @@ impl Entry {
     /// A resident page's eviction has begun. Where it shares a frame, room is counted with that.
     #[must_use]
     pub fn with_eviction(self, state: State, slot: Option<u32>) -> Self {
-        self.with_slot(slot).with_state(state).with_kept(false).with_follower(false)
+        self.with_slot(slot).with_state(state).with_kept(false).with_follower(false).with_referenced(false)
     }
 
     /// While it is evicted: room is counted with the frame that it shares.

@@ -15,13 +15,13 @@
     reason = "with a hasher of its own, which is the same in each run: see `BlockHasher`"
 )]
 use std::collections::HashMap;
-use std::collections::VecDeque;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::frames::{Frame, Frames, Saved};
 use super::page::{Entry, Page, State};
 use super::ranges::Ranges;
 use super::replacement::PageName;
+use super::unasked::Unasked;
 use crate::lookup::Lookup;
 use crate::store::Store;
 
@@ -29,10 +29,6 @@ use crate::store::Store;
 const BLOCK: u64 = 512;
 /// Blocks of a table that a fork goes through before others may have slots and frames: some hundred microseconds.
 const FORK_BLOCKS: usize = 16;
-
-/// Ranges that the program has given up, of which is known that it uses none of their pages. It takes the kernel microseconds from telling of
-/// such a range until it is done.
-const GIVEN_UP_MOST: usize = 64;
 
 /// Block numbers are neighbours mostly: one multiplication spreads them.
 #[derive(Default)]
@@ -238,15 +234,8 @@ pub struct Table {
     ranges: Ranges,
     /// Pages that may have guards.
     guarded: Ranges,
-    /// Pages that are to be mapped when no fault waits.
-    later: Ranges,
-    /// Where the range begins that was put off last: it is the first to come.
-    latest: Page,
-    /// What the program has given up last, and uses no page of. The kernel tells of that before it is done: until a thread asks for a page
-    /// there, one that is mapped may go again, and nobody would tell.
-    given_up: Ranges,
-    /// Where ranges of these begin, the oldest first.
-    given_up_order: VecDeque<Page>,
+    /// Pages that come without a thread that waits for them.
+    unasked: Unasked,
     /// Operations whose page is not where they began.
     forwards: Vec<Forward>,
     /// Pages of children that wait for the end of an operation here.
@@ -436,7 +425,7 @@ impl Table {
     pub fn unregister(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         self.ranges.cut(first, end);
         self.guarded.cut(first, end);
-        self.given_up.cut(first, end);
+        self.unasked.replaced(first, end);
         self.discard(first, end, slots)
     }
 
@@ -469,7 +458,7 @@ impl Table {
     /// that a thread asks for, and by a call that leaves guards alone.
     pub fn guard(&mut self, first: Page, end: Page) {
         self.guarded.add(first, end);
-        self.later.cut(first, end);
+        self.unasked.cut(first, end);
     }
 
     /// Whether a page may have a guard.
@@ -497,33 +486,24 @@ impl Table {
         before.max(behind) as u32
     }
 
+    /// Whether a page is untouched, and nothing is in the way of it that a thread may have put there.
+    fn is_free(&self, page: Page) -> bool {
+        self.get(page).state() == State::Untouched && !self.may_have_guard(page)
+    }
+
     /// Whether a page is untouched, and may be mapped although no thread has asked for it.
     fn may_come(&self, page: Page) -> bool {
-        self.get(page).state() == State::Untouched
-            && !self.may_have_guard(page)
-            && self.given_up.around(page).is_none()
+        self.is_free(page) && !self.unasked.is_given_up(page)
     }
 
     /// The kernel is about to give a range up for the program: until a thread asks for a page there, none comes unasked.
     pub fn give_up(&mut self, first: Page, end: Page) {
-        if first >= end {
-            return;
-        }
-        self.given_up.insert(first, end);
-        self.given_up_order.push_back(first);
-        if self.given_up_order.len() > GIVEN_UP_MOST
-            && let Some((first, end)) =
-                self.given_up_order.pop_front().and_then(|first| self.given_up.around(first))
-        {
-            self.given_up.cut(first, end);
-        }
+        self.unasked.give_up(first, end);
     }
 
     /// A thread of the program has asked for a page: what was given up there is.
     pub fn asked_for(&mut self, page: Page) {
-        if let Some((first, end)) = self.given_up.around(page) {
-            self.given_up.cut(first, end);
-        }
+        self.unasked.asked_for(page);
     }
 
     /// Which pages may be mapped with one that a thread has touched for the first time: of `count` from `first` on, a run that has it in it. Where
@@ -542,39 +522,28 @@ impl Table {
 
     /// Pages of `[first, end)` are to be mapped when no fault waits: those of the range around `page`, as long as they are untouched.
     pub fn put_off(&mut self, page: Page, first: Page, end: Page) {
-        if let Some((low, high)) = self.range(page)
-            && first.max(low) < end.min(high)
-        {
-            self.latest = first.max(low);
-            self.later.add(self.latest, end.min(high));
+        if let Some((low, high)) = self.range(page) {
+            self.unasked.put_off(first.max(low), end.min(high));
         }
     }
 
     /// The next pages that were put off, `most` at most: the first, and how many; those that were put off last, and what lies behind them,
     /// come first. They are not put off any more.
     pub fn next_put_off(&mut self, most: u32) -> Option<(Page, u32)> {
-        loop {
-            let latest =
-                self.later.first_of(self.latest, Page::MAX).and_then(|first| self.later.around(first));
-            let (first, end) =
-                latest.map(|(first, end)| (first.max(self.latest), end)).or_else(|| self.later.first())?;
-            let from = (first..end).find(|&page| self.may_come(page)).unwrap_or(end);
-            let run = (from..end).take(most as usize).take_while(|&page| self.may_come(page)).count();
-            self.later.cut(first, from + run as u64);
-            if run > 0 {
-                return Some((from, run as u32));
-            }
-        }
+        let mut unasked = std::mem::take(&mut self.unasked);
+        let next = unasked.next(most, |unasked, page| self.is_free(page) && !unasked.is_given_up(page));
+        self.unasked = unasked;
+        next
     }
 
     /// Whether pages are put off.
     pub fn has_put_off(&self) -> bool {
-        self.later.count() > 0
+        self.unasked.is_any_put_off()
     }
 
     /// Nothing is put off any more.
     pub fn forget_put_off(&mut self) {
-        self.later = Ranges::default();
+        self.unasked.forget_put_off();
     }
 
     /// What a fault needs. An answer of [`Decision::Wait`] is noted.
@@ -587,10 +556,8 @@ impl Table {
                 // page is for others, too.
                 Decision::Unprotect
             }
-            // The program gave the page up while its eviction was about to copy it from where it is, or before, in a
-            // way that the kernel does not report: that copy must not wait for its own end.
-            State::EvictCopy if entry.is_kept() && !access.protected => Decision::ZeroAgain,
-            // Its own command is the only eviction here that may wait for the agent; a page that follows another space's does not.
+            // Its own command is the only eviction here that may wait for the agent; a page that follows another space's does not. And
+            // the evictor copies a page from where it is: where the program has given that up, it must not wait for its own end.
             State::EvictCopy | State::EvictDrop
                 if access.agent && !access.protected && !entry.is_follower() =>
             {
@@ -651,6 +618,15 @@ impl Table {
         (mapped, evicted_at)
     }
 
+    /// Zeroes were mapped where a page is being evicted ([`Decision::ZeroAgain`]). If the program had given up what it held, that is the page
+    /// from now on: it is here when the eviction ends.
+    pub fn zeroed(&mut self, page: Page) {
+        let entry = self.get(page);
+        if in_operation(entry) && entry.is_discarded() {
+            self.set(page, entry.with_referenced(true));
+        }
+    }
+
     /// The kernel refuses to map an absent page, because it is there: it was mapped before its mapping was
     /// registered, or a fork left it (see `fork`). What is there is the program's, and resident from now on.
     pub fn found_present(&mut self, page: Page, slots: &mut Store) {
@@ -667,8 +643,13 @@ impl Table {
         let (leaving, settled): (Vec<Page>, Vec<Page>) =
             all.into_iter().partition(|page| self.get(*page).state() == State::EvictCopy);
         self.doubtful = leaving;
-        let mut far: Vec<Page> =
-            settled.into_iter().filter(|page| self.get(*page).state() == State::Remote).collect();
+        // Where the eviction has found zeroes, the page reads as zero.
+        let is_away = |page: &Page| match self.get(*page).state() {
+            State::Remote => true,
+            State::Untouched => self.range(*page).is_some(),
+            _ => false,
+        };
+        let mut far: Vec<Page> = settled.into_iter().filter(is_away).collect();
         // Its parent may have doubted a page as well.
         far.sort_unstable();
         far.dedup();
@@ -845,12 +826,14 @@ impl Table {
     /// The contents of `[first, end)` are not wanted any more: it reads as zero, or is not there.
     pub fn discard(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         let mut discarded = Discarded::default();
-        self.later.cut(first, end);
+        self.unasked.cut(first, end);
+        // What comes there from now on is asked for.
+        self.doubtful.retain(|page| !(first..end).contains(page));
         for (page, entry) in self.entries(first, end) {
             if in_operation(entry) {
                 discarded.in_operation = true;
                 discarded.pages += u64::from(!entry.is_discarded());
-                self.set(page, entry.with_discarded(true));
+                self.set(page, entry.with_discarded(true).with_referenced(false));
                 continue;
             }
             if entry.state() == State::Untouched {
@@ -956,7 +939,7 @@ impl Table {
                 remapped.unqueued.push(target);
             }
         }
-        self.later.cut(from, from + count);
+        self.unasked.cut(from, from + count);
         // The kernel reports moves of registered memory only. The old range stays registered until it is reported to be unmapped.
         self.grow(from, from + count);
         self.grow(to, to + count);
@@ -1274,7 +1257,8 @@ impl Table {
             if let Some(slot) = held {
                 slots.release(slot);
             }
-            Entry(0)
+            // Another page is here since.
+            if entry.is_referenced() { Entry(0).with_state(State::Resident) } else { Entry(0) }
         } else {
             left
         };

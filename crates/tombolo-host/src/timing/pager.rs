@@ -5,7 +5,7 @@ use std::time::Duration;
 /// How long a handler that has sent for a page polls before it sleeps. A page over UDP takes 20-40 us on one
 /// machine; waking a thread on another processor takes 20-50 us.
 pub const PAGE_POLL: Duration = Duration::from_micros(150);
-/// How long a handler rests that found eight faults in a row taken: each fault wakes all that do not rest. A
+/// How long a handler rests that found eight faults in a row taken: where handlers are few, each fault wakes all that do not rest. A
 /// program that moves to another processor is served from afar for so long.
 pub const HANDLER_REST: Duration = Duration::from_millis(4);
 /// How long a handler rests while all faults are another handler's. It is woken when that changes; after this time it looks

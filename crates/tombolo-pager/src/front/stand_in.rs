@@ -283,7 +283,13 @@ impl<'a> StandIn<'a> {
                 return self.resume_orphan(signal);
             }
         }
-        signals::apply_default_action(signal);
+        // The shell may have continued the job since: were this process stopped now, the shell would take the job for stopped again.
+        if self.is_started {
+            self.read_witness();
+        }
+        if self.is_stopped() {
+            signals::apply_default_action(signal);
+        }
     }
 
     fn is_stopped(&self) -> bool {

@@ -11,28 +11,11 @@ import sys
 import termios
 import time
 
-from terminal import PATIENCE, becomes, shell
+from terminal import becomes, shell
 
 PROGRAM = "trap 'echo resized' WINCH; echo at work $$; while :; do sleep 1 & wait $!; done"
 
 command = " ".join(shlex.quote(word) for word in sys.argv[1:])
-
-
-def jobs_show(state):
-    """Asks the shell until it says so: it is told a moment after the program."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        terminal.write("jobs\n")
-        text = ""
-        # What was typed, and the answer.
-        while not text.endswith("prompt> ") or "[1]" not in text:
-            text += terminal.until(r"(?s).*?prompt> ").group(0)
-        if f"[1]+  {state}" in text:
-            print(f"[1]+  {state}")
-            return
-        if time.monotonic() > deadline:
-            sys.exit(f"not {state}: {text!r}")
-        time.sleep(0.1)
 
 
 terminal = shell()
@@ -46,7 +29,7 @@ terminal.write("\x1a")
 print(terminal.until(r"Stopped").group(0))
 terminal.until("prompt> ")
 becomes(program, "T", "stopped by the terminal")
-jobs_show("Stopped")
+terminal.job_becomes("Stopped")
 terminal.write("fg\n")
 becomes(program, "SR", "in the foreground")
 terminal.write("\x1a")
@@ -56,23 +39,23 @@ becomes(program, "T", "stopped again")
 terminal.write("bg\n")
 becomes(program, "SR", "in the background")
 terminal.until("prompt> ")
-jobs_show("Running")
+terminal.job_becomes("Running")
 # The number that the shell knows, alone.
 terminal.write("kill -TSTP $(jobs -p)\n")
 becomes(program, "T", "stopped by its number")
 terminal.until("prompt> ")
-jobs_show("Stopped")
+terminal.job_becomes("Stopped")
 terminal.write("kill -CONT $(jobs -p)\n")
 becomes(program, "SR", "continued by its number")
 terminal.until("prompt> ")
-jobs_show("Running")
+terminal.job_becomes("Running")
 # The program itself, by whoever knows its number.
 os.kill(program, 19)
 becomes(program, "T", "stopped itself")
-jobs_show("Stopped")
+terminal.job_becomes("Stopped")
 os.kill(program, 18)
 becomes(program, "SR", "continued itself")
-jobs_show("Running")
+terminal.job_becomes("Running")
 terminal.write("fg\n")
 # The shell says what it continues, and gives it the terminal then; the program answers in a line of its own.
 terminal.until(r"bash -c .*\r\n")

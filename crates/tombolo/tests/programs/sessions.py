@@ -45,6 +45,7 @@ for line in iter(sys.stdin.readline, ""):
         terminal.until("prompt> ")
         # It reads.
         becomes(pid, "T", "stopped for the terminal")
+        terminal.job_becomes("Stopped")
         terminal.write("kill -INT %1\n")
         terminal.until("prompt> ")
         terminal.write("fg\n")

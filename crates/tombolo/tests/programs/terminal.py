@@ -38,7 +38,7 @@ class Terminal:
     """In which a command leads a session."""
 
     def __init__(self, *words):
-        self.seen = ""
+        self.seen, self.asked = "", 0
         self.leader, self.file = pty.fork()
         if self.leader == 0:
             os.environ["PS1"] = "prompt> "
@@ -59,6 +59,21 @@ class Terminal:
 
     def write(self, text):
         os.write(self.file, text.encode())
+
+    def job_becomes(self, state):
+        """Asks the shell in it until it says so of its job: it is told a moment after the program."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.asked += 1
+            # What is typed does not have the number in it.
+            self.write(f"jobs; echo asked-$(({self.asked}))\n")
+            text = self.until(rf"(?s).*?asked-{self.asked}\r\n.*?prompt> ").group(0)
+            if f"[1]+  {state}" in text:
+                print(f"[1]+  {state}")
+                return
+            if time.monotonic() > deadline:
+                sys.exit(f"not {state}: {text!r}")
+            time.sleep(0.1)
 
     def status(self):
         """How the command has ended."""

@@ -137,8 +137,12 @@ fn floor_by_swap(faults: &Value) -> Option<f64> {
 }
 
 /// Racers of the random reads that are not pinned, and their titles.
-const RACERS: [(&str, &str); 3] =
-    [("zram", "kernel swap on zram"), ("tombolo", "Tombolo, shm"), ("bare", "bare pager")];
+const RACERS: [(&str, &str); 4] = [
+    ("zram", "kernel swap on zram"),
+    ("tombolo", "Tombolo, shm"),
+    ("many", "Tombolo, shm, 16 fault handlers"),
+    ("bare", "bare pager"),
+];
 
 fn reads_section(page: &mut String, reads: &Value) {
     let _ = write!(page, "| µs a read, wall / machine CPU |");
@@ -161,6 +165,7 @@ fn reads_section(page: &mut String, reads: &Value) {
         }
         page.push('\n');
     }
+    handlers_table(page, reads);
     for (title, threads, reason) in failures {
         let _ =
             writeln!(page, "\nNot measured: a run of {title}, threads {threads}: {}.", plain_text(reason));
@@ -178,6 +183,29 @@ fn reads_section(page: &mut String, reads: &Value) {
     );
     page.push_str(HOW_READS);
     page.push_str(WHAT_STOPS_READS);
+}
+
+/// What handlers did for each fault.
+fn handlers_table(page: &mut String, reads: &Value) {
+    let mut rows = String::new();
+    for (racer, title) in RACERS {
+        for threads in threads(reads) {
+            let found = row(reads, racer, threads);
+            let figure = |field| found.and_then(|row| targets::by_fault(row, field));
+            if let (Some(wakes), Some(calls), Some(switches)) =
+                (figure("wakes"), figure("calls"), figure("switches"))
+            {
+                let _ = writeln!(rows, "| {title} | {threads} | {wakes:.2} | {calls:.2} | {switches:.2} |");
+            }
+        }
+    }
+    if !rows.is_empty() {
+        page.push_str(
+            "\n| a fault | threads | wakes of handlers | calls for faults | switches of handlers |\n",
+        );
+        page.push_str("| --- | ---: | ---: | ---: | ---: |\n");
+        page.push_str(&rows);
+    }
 }
 
 fn start_section(page: &mut String, start: &Value) {
@@ -369,7 +397,8 @@ whatever else ran. The *bare pager* is the least that a pager in user space can 
 that read a fault and copy the page, write-protected; the oldest pages are dropped, 128 in a call. It has no table,
 serves clean pages only, and survives nothing. With a thread a processor or fewer it has a pinned handler on each
 processor, with more threads a single one that reads 16 events in a call: the fastest each time. Pages are half
-incompressible words and half zeros.
+incompressible words and half zeros. With 16 fault handlers Tombolo runs as on a machine of 16 processors: how often they are woken for
+a fault shows here what it costs there.
 ";
 
 const WHAT_STOPS_READS: &str = "
