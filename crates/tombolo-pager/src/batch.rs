@@ -355,7 +355,7 @@ impl Evictor {
                 self.cleared(&space);
                 continue;
             }
-            // The machine does not hear of it: nobody waits for it to end.
+            // `Eviction` is not told of this command: it would have the evictor wait for the answer before it evicts more.
             self.batches.push(Batch::new(&space, agent, Vec::new(), Task::Clear, command));
         }
     }

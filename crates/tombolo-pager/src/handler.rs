@@ -32,8 +32,8 @@ const SPIN_ROUNDS: u32 = 8;
 /// Wake-ups in a row that found the fault taken, after which a handler rests.
 const MISSES_MAX: u32 = 8;
 
-/// Up to so many handlers are all woken by a fault, and the first one serves it: one whose processor is taken keeps nobody waiting.
-/// Of more, a fault wakes one, and unless all faults are on one processor they are where the scheduler finds room.
+/// With at most so many handlers, a fault wakes all that sleep, and the first one serves it: a handler whose processor other threads have taken
+/// delays no program. With more, a fault wakes one of them, and the scheduler places them, unless all faults are on one processor.
 pub const FEW_HANDLERS: usize = 4;
 
 /// What one handler sleeps on.

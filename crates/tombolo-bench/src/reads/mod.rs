@@ -79,7 +79,7 @@ enum Peer {
     Zram,
     /// Each `--binary`, with a lender over shm.
     Tombolo,
-    /// The same with as many fault handlers as it has on a machine of many processors.
+    /// Each `--binary` with 16 fault handlers, as it has on a machine of 16 processors.
     Many,
 }
 

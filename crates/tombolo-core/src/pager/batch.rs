@@ -89,7 +89,7 @@ pub enum Event {
     NotOrdered,
     /// The agent has moved it to the staging area, to this index.
     Moved(u32),
-    /// The agent may have moved it, and nobody can tell any more.
+    /// The agent was told to move it, and the page tables, which tell whether it did, could not be read in time.
     PerhapsMoved,
     /// It was not there.
     NotThere,
@@ -123,9 +123,9 @@ pub enum Event {
     Dropped,
     /// The agent has not dropped it.
     NotDropped,
-    /// It is gone; who has dropped it, and what it held then, is not known.
+    /// It was dropped where it was, by the agent or by the program: the kernel's events do not tell by which, so its last contents are unknown.
     Doubtful,
-    /// The agent has ended, and nobody can tell what it has done.
+    /// The agent has ended, and what it had done cannot be read from its program's page tables.
     AgentLost,
 }
 
@@ -160,7 +160,7 @@ impl Victim {
         Ok((Self::new(page, contents), entry.with_eviction(State::EvictCopy, None)))
     }
 
-    /// The same page, which shares this frame.
+    /// The same victim as a page that shares this frame with other spaces.
     #[must_use]
     pub fn with_frame(self, frame: Frame) -> Self {
         Self { frame: Some(frame), ..self }

@@ -11,7 +11,8 @@
 //!                           +-- Store, Replacement, Prefetch
 //! ```
 //!
-//! [`Eviction`] decides when pages leave; it is told of room, waiting faults, agents and the time.
+//! [`Eviction`] decides when pages leave; it is told of room, waiting faults, agents and the time. [`batch`] is what a page on its way out
+//! goes through.
 
 pub mod batch;
 mod eviction;

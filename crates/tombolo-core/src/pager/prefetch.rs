@@ -176,8 +176,8 @@ impl Touches {
         }
     }
 
-    /// Of so many pages that were to leave together so many have left, some of them as zeroes. Where most are zeroes, they were given in vain; and
-    /// where most stay, no more is given than is asked for.
+    /// An eviction of `of` pages has ended: `left` of them have left, `zeroes` of these held only zeroes. Where most were zeroes, the program has not used
+    /// what came unasked, and blocks become smaller; where most did not leave, they are no larger than the run of known pages beside the page.
     pub fn left(&mut self, zeroes: usize, left: usize, of: usize) {
         if left >= LEFT_LEAST && zeroes * 2 > left {
             self.least = (self.least / 2).max(1);

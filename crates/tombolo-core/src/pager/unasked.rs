@@ -16,8 +16,8 @@ pub struct Unasked {
     later: Ranges,
     /// Where the range begins that was put off last: it is the first to come.
     latest: Page,
-    /// What the program has given up last, and uses no page of. The kernel tells of that before it is done: until a thread asks for a page
-    /// there, one that is mapped may go again, and nobody would tell.
+    /// Ranges that the program has given up last, and of which it has asked for no page since. The kernel reports such a range before it drops the
+    /// pages: one that the pager maps in between is dropped, too, without a report.
     given_up: Ranges,
     /// The ranges of these as they came, the oldest first.
     order: VecDeque<(Page, Page)>,
@@ -55,7 +55,7 @@ impl Unasked {
         self.given_up.cut(first, end);
     }
 
-    /// Pages are to be mapped when nobody waits.
+    /// A handler is to map these pages when it finds no fault.
     pub fn put_off(&mut self, first: Page, end: Page) {
         if first < end {
             self.latest = first;
