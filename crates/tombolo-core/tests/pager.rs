@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tombolo_core::pager::batch::{At, Contents, Event, Victim, note_taken, sort_out, written};
 use tombolo_core::pager::{
-    Access, Decision, Entry, Frame, Frames, Outcome, Page, Remains, Saved, Seen, State, Table,
+    Access, Area, Decision, Entry, Frame, Frames, Outcome, Page, Remains, Saved, Seen, State, Table, UnderWay,
 };
 use tombolo_core::store::{Action, Config, Lent, Newcomer, Store};
 use tombolo_random::{Random, Seeds};
@@ -52,6 +52,16 @@ impl Leaving {
     }
 }
 
+/// Pages that leave together.
+struct Batch {
+    command: u32,
+    area: Option<Area>,
+    leaving: Vec<Leaving>,
+    /// The agent has answered: their contents have been read, and are being saved.
+    is_saving: bool,
+    cancelled: bool,
+}
+
 #[derive(Clone, Default)]
 struct Memory {
     present: BTreeMap<Page, Present>,
@@ -88,16 +98,34 @@ impl Memory {
 struct Space {
     memory: Memory,
     table: Table,
-    leaving: Vec<Leaving>,
-    /// The contents of what is leaving have been read, and are being saved.
-    is_saving: bool,
-    cancelled: bool,
+    under_way: UnderWay,
+    /// The first one is saved first.
+    batches: Vec<Batch>,
     fetches: Vec<Page>,
     /// Faults that the kernel has reported, and nobody has read yet.
     unread: Vec<(Page, Access)>,
     /// Pages that threads wait for: somebody has to wake them.
     asleep: BTreeSet<Page>,
     resident: u64,
+}
+
+impl Space {
+    /// What is left of the command that the agent has is void.
+    fn cancel(&mut self) {
+        let command = self.under_way.command();
+        let commanded = self.batches.iter_mut().filter(|batch| batch.command == command);
+        commanded.for_each(|batch| batch.cancelled = true);
+    }
+
+    /// The batch whose pages the agent is moving.
+    fn moving(&self) -> Option<usize> {
+        let command = self.under_way.command();
+        self.batches.iter().position(|batch| batch.command == command && !batch.cancelled && !batch.is_saving)
+    }
+
+    fn is_saving(&self) -> bool {
+        self.batches.iter().any(|batch| batch.is_saving)
+    }
 }
 
 /// A store of this many slots, which are reached directly or not.
@@ -138,6 +166,9 @@ struct World {
     /// Pages that were kept where they were and dropped, or stayed; and pages that went back because they could not be saved.
     kept: [u64; 2],
     returned: u64,
+    /// The number of the last command, and batches that began while another one was being saved.
+    command: u32,
+    overlaps: u64,
 }
 
 impl World {
@@ -164,6 +195,8 @@ impl World {
             owned: 0,
             kept: [0; 2],
             returned: 0,
+            command: 0,
+            overlaps: 0,
         }
     }
 
@@ -264,13 +297,13 @@ impl World {
     }
 
     /// A page that shares a frame begins to leave, if it is verified.
-    fn begin_to_leave(&mut self, id: u32, page: Page) {
+    fn begin_to_leave(&mut self, id: u32, page: Page) -> Option<Leaving> {
         if !self.spaces[&id].table.get(page).is_verified() {
             self.verify(id, page, page + 1);
         }
         let space = self.spaces.get_mut(&id).expect("a space");
         let entry = space.table.get(page);
-        let (Some(frame), false) = (entry.frame(), space.table.is_name(page)) else { return };
+        let (Some(frame), false) = (entry.frame(), space.table.is_name(page)) else { return None };
         let contents = space.memory.present.get(&page).map(|present| present.contents);
         let contents = match self.frames.saved(frame) {
             Saved::Slot(slot) if self.slots.share(slot) => {
@@ -286,14 +319,14 @@ impl World {
             }
             _ => match Contents::to_store(&mut self.slots) {
                 Ok(contents) => contents,
-                Err(_) => return,
+                Err(_) => return None,
             },
         };
         let victim = Victim::new(page, contents).with_frame(frame);
         let (state, slot) =
             if victim.is_stored() { (State::EvictDrop, victim.slot()) } else { (State::EvictCopy, None) };
         space.table.set(page, entry.with_eviction(state, slot));
-        space.leaving.push(Leaving::new(victim));
+        Some(Leaving::new(victim))
     }
 
     fn range(&mut self) -> (Page, Page) {
@@ -414,7 +447,8 @@ impl World {
                 space.memory.copy(page, Present::new(contents, protect));
             }
             Decision::TakeBack(began) => {
-                let leaving = space.leaving.iter().find(|leaving| leaving.victim.page == began);
+                let mut leaving = space.batches.iter().flat_map(|batch| &batch.leaving);
+                let leaving = leaving.find(|leaving| leaving.victim.page == began);
                 let contents = leaving.expect("a victim").contents.expect("what has left");
                 assert!(!present, "what has left the program is not there");
                 self.taken[usize::from(page != began)] += 1;
@@ -435,7 +469,9 @@ impl World {
     /// protection stays.
     fn make_own(&mut self, id: u32) {
         let (first, end) = self.range();
-        if !self.spaces[&id].leaving.is_empty() {
+        self.command += 1;
+        let command = self.command;
+        if !self.space(id).under_way.begin_alone(command) {
             return;
         }
         for page in first..end {
@@ -455,6 +491,7 @@ impl World {
                 }
             }
         }
+        self.space(id).under_way.ended(command, None);
     }
 
     /// A thread meets a page that it cannot have; nobody reads of it yet.
@@ -551,10 +588,10 @@ impl World {
         let (first, end) = self.range();
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
-        if !space.leaving.is_empty() {
+        if !space.under_way.can_move() {
             return;
         }
-        (space.cancelled, space.is_saving) = (false, false);
+        let mut leaving = Vec::new();
         for page in first..end {
             let entry = space.table.get(page);
             if entry.state() != State::Resident || space.table.is_name(page) || entry.frame().is_some() {
@@ -563,32 +600,41 @@ impl World {
             let Ok((victim, left)) = Victim::of_resident(page, entry, slots) else { continue };
             space.table.set(page, left);
             let is_retry = self.random.below(2) == 0;
-            space.leaving.push(Leaving::new(Victim { is_retry, ..victim }));
+            leaving.push(Leaving::new(Victim { is_retry, ..victim }));
         }
-        if space.leaving.is_empty() {
-            (first..end).for_each(|page| self.begin_to_leave(id, page));
+        // Pages that share frames were touched before: nothing else was under way then.
+        if leaving.is_empty() && space.under_way.is_nothing() {
+            leaving = (first..end).filter_map(|page| self.begin_to_leave(id, page)).collect();
         }
+        if leaving.is_empty() {
+            return;
+        }
+        self.command += 1;
+        let command = self.command;
+        let space = self.space(id);
+        let area = space.under_way.begin(command);
+        assert!(area.is_some(), "an agent that can move has an area for it");
+        let overlaps = space
+            .batches
+            .iter()
+            .all(|batch| batch.area.map(|area| area.number) != area.map(|area| area.number));
+        assert!(overlaps, "two batches in one area");
+        space.batches.push(Batch { command, area, leaving, is_saving: false, cancelled: false });
+        self.overlaps += u64::from(self.spaces[&id].batches.len() > 1);
     }
 
     /// The agent moves the next page out, by its address, unless the command is cancelled.
     fn agent_step(&mut self, id: u32) {
         let (misreports, is_read_only) = (self.random.below(8) == 0, self.random.below(6) == 0);
-        let next = self.spaces[&id].leaving.iter().position(|leaving| !leaving.is_done);
-        let is_moved = next.is_none_or(|which| {
-            let page = self.spaces[&id].leaving[which].victim.page;
-            let present = self.spaces[&id].memory.present.get(&page);
-            self.is_exclusive(id, page) && present.is_none_or(|present| !present.pinned)
-        });
+        let Some(moving) = self.spaces[&id].moving() else { return };
+        let leaving = &self.spaces[&id].batches[moving].leaving;
+        let Some(index) = leaving.iter().position(|leaving| !leaving.is_done) else { return };
+        let page = leaving[index].victim.page;
+        let is_pinned = self.spaces[&id].memory.present.get(&page).is_some_and(|present| present.pinned);
+        let is_moved = self.is_exclusive(id, page) && !is_pinned;
         let far = &self.far;
         let space = self.spaces.get_mut(&id).expect("a space");
-        if space.cancelled || space.is_saving {
-            return;
-        }
-        let Some((index, leaving)) = (0..).zip(&mut space.leaving).find(|(_, leaving)| !leaving.is_done)
-        else {
-            return;
-        };
-        let page = leaving.victim.page;
+        let leaving = &mut space.batches[moving].leaving[index];
         let found = space.memory.present.get(&page).map(|present| (present.contents, present.pinned));
         leaving.is_done = true;
         // The table keeps the slot of such a page but for a write fault from before, which gives it up (decision 2).
@@ -607,7 +653,7 @@ impl World {
                 if misreports && leaving.victim.is_stored() && leaving.victim.slot().is_some() && !has_fault {
                     Event::Changing
                 } else {
-                    Event::Moved(index)
+                    Event::Moved(index as u32)
                 }
             }
         };
@@ -617,16 +663,18 @@ impl World {
     /// The agent has done what it does. From now on, those that are kept are not written to.
     fn keep(&mut self, id: u32) {
         let space = self.spaces.get_mut(&id).expect("a space");
-        for leaving in &mut space.leaving {
+        for leaving in space.batches.first_mut().into_iter().flat_map(|batch| &mut batch.leaving) {
             let victim = &mut leaving.victim;
             let (now, entry) = space.table.operation(victim.page);
-            let is_elsewhere = now != victim.page;
+            let is_elsewhere = space.table.is_name(victim.page);
             match victim.at {
                 // It was not moved in time.
                 At::Ordered => victim.happened(Event::Changing),
                 At::Absent if is_elsewhere => victim.happened(Event::Elsewhere),
                 At::Kept if is_elsewhere || entry.is_discarded() => victim.happened(Event::Elsewhere),
                 At::Kept => match space.memory.present.get_mut(&now) {
+                    // The driver looks at the mapping: it has been made writable, or no device could write to the page.
+                    Some(present) if present.pinned => victim.happened(Event::NotKept),
                     Some(present) => {
                         present.protected = true;
                         leaving.contents = Some(present.contents);
@@ -639,16 +687,21 @@ impl World {
         }
     }
 
-    /// What has left the program is saved from now on, and can be taken back.
+    /// What has left the program is saved from now on, and can be taken back. The agent has answered: it may get the next command.
     fn begin_saving(&mut self, id: u32) {
-        if self.spaces[&id].is_saving {
+        if self.spaces[&id].is_saving() || self.spaces[&id].batches.is_empty() {
             return;
         }
         self.keep(id);
+        let is_next = self.random.below(2) == 0;
         let space = self.spaces.get_mut(&id).expect("a space");
-        space.is_saving = true;
+        let batch = &mut space.batches[0];
+        batch.is_saving = true;
+        if is_next && !batch.leaving.iter().any(|leaving| leaving.victim.at == At::Kept) {
+            space.under_way.answered(batch.command);
+        }
         let (mut victims, contents): (Vec<Victim>, Vec<Option<u64>>) =
-            space.leaving.iter().map(|leaving| (leaving.victim, leaving.contents)).unzip();
+            batch.leaving.iter().map(|leaving| (leaving.victim, leaving.contents)).unzip();
         for (place, victim) in (0..).zip(&mut victims) {
             victim.stage(Some(place));
         }
@@ -666,7 +719,7 @@ impl World {
         assert!(to_write.is_empty() || self.slow, "what is reached directly is written at once");
         let began: Vec<Page> =
             victims.iter().filter(|victim| victim.is_offered_back()).map(|victim| victim.page).collect();
-        for (leaving, victim) in space.leaving.iter_mut().zip(victims) {
+        for (leaving, victim) in batch.leaving.iter_mut().zip(victims) {
             leaving.victim = victim;
         }
         space.table.offer(began.clone());
@@ -685,7 +738,15 @@ impl World {
     fn drop_kept(&mut self, id: u32) {
         let is_cancelled = self.random.below(4) == 0;
         let space = self.spaces.get_mut(&id).expect("a space");
-        for leaving in space.leaving.iter_mut().filter(|leaving| leaving.victim.at == At::Kept) {
+        let Some(batch) = space.batches.first_mut() else { return };
+        if batch.leaving.iter().any(|leaving| leaving.victim.at == At::Kept) {
+            assert_eq!(space.under_way.command(), batch.command, "the agent has another command");
+            self.command += 1;
+            space.under_way.follow(batch.command, self.command);
+            batch.command = self.command;
+        }
+        let all = space.batches.first_mut().into_iter().flat_map(|batch| &mut batch.leaving);
+        for leaving in all.filter(|leaving| leaving.victim.at == At::Kept) {
             let victim = &mut leaving.victim;
             let (now, entry) = space.table.operation(victim.page);
             if now != victim.page || entry.is_discarded() {
@@ -719,11 +780,13 @@ impl World {
         }
     }
 
+    /// The oldest eviction ends, if there is one.
     fn end_eviction(&mut self, id: u32) {
         self.begin_saving(id);
         let space = self.spaces.get_mut(&id).expect("a space");
+        let Some(batch) = space.batches.first_mut() else { return };
         let left = space.table.withdraw();
-        let mut victims: Vec<Victim> = space.leaving.iter().map(|leaving| leaving.victim).collect();
+        let mut victims: Vec<Victim> = batch.leaving.iter().map(|leaving| leaving.victim).collect();
         note_taken(&mut victims, &left);
         let mut failed = Vec::new();
         for victim in victims.iter().filter(|victim| victim.staged().is_some()) {
@@ -733,7 +796,7 @@ impl World {
         }
         written(&mut victims, &failed);
         let mut back = Vec::new();
-        for (leaving, victim) in space.leaving.iter_mut().zip(victims) {
+        for (leaving, victim) in batch.leaving.iter_mut().zip(victims) {
             leaving.victim = victim;
             if let Contents::Saved(slot) = victim.contents {
                 self.far.insert(slot, leaving.contents.expect("what was read"));
@@ -752,8 +815,9 @@ impl World {
         let (age, slots) = (self.age, &mut self.slots);
         let space = self.spaces.get_mut(&id).expect("a space");
         let (mut told, mut left) = (Vec::new(), Vec::new());
-        space.is_saving = false;
-        for Leaving { victim, .. } in std::mem::take(&mut space.leaving) {
+        let Batch { command, area, leaving, .. } = space.batches.remove(0);
+        space.under_way.ended(command, area);
+        for Leaving { victim, .. } in leaving {
             let outcome = victim.end(slots);
             if let Some(frame) = victim.frame {
                 let (now, entry) = space.table.operation(victim.page);
@@ -824,7 +888,7 @@ impl World {
             let is_there = match entry.state() {
                 State::Resident => !is_stored,
                 State::EvictCopy => {
-                    !entry.is_follower() && !entry.is_counted_with_frame() && !space.is_saving
+                    !entry.is_follower() && !entry.is_counted_with_frame() && !space.is_saving()
                 }
                 _ => false,
             };
@@ -876,7 +940,9 @@ impl World {
         if mapped {
             let discarded = space.table.unmap(first, end, slots);
             space.resident -= discarded.resident;
-            space.cancelled |= discarded.in_operation;
+            if discarded.in_operation {
+                space.cancel();
+            }
         }
         self.drain(id);
     }
@@ -922,7 +988,9 @@ impl World {
         let remapped = space.table.remap(from, to, count, slots);
         space.asleep.retain(|page| !remapped.wake.contains(page));
         space.resident -= remapped.resident;
-        space.cancelled |= remapped.in_operation;
+        if remapped.in_operation {
+            space.cancel();
+        }
         // The kernel reports the old place, too.
         space.resident -= space.table.unmap(from, end, slots).resident;
         self.drain(id);
@@ -976,7 +1044,9 @@ impl World {
 
     fn exit(&mut self, id: u32) {
         // As the driver does: what is under way ends first, for the sake of children.
-        self.end_eviction(id);
+        while !self.spaces[&id].batches.is_empty() {
+            self.end_eviction(id);
+        }
         if self.spaces[&id].table.is_followed() {
             // A child waits for an eviction that this space waits for itself.
             return;
@@ -1104,13 +1174,12 @@ impl World {
             present.pinned = false;
         }
         for id in self.spaces.keys().copied().collect::<Vec<_>>() {
-            while self.spaces[&id].leaving.iter().any(|leaving| !leaving.is_done)
-                && !self.spaces[&id].cancelled
-                && !self.spaces[&id].is_saving
-            {
-                self.agent_step(id);
+            while !self.spaces[&id].batches.is_empty() {
+                for _ in 0..PAGES {
+                    self.agent_step(id);
+                }
+                self.end_eviction(id);
             }
-            self.end_eviction(id);
             self.end_guarding(id);
         }
         for id in self.spaces.keys().copied().collect::<Vec<_>>() {
@@ -1169,7 +1238,7 @@ fn seeds() {
     let seeds = Seeds::from_environment(600);
     let (mut taken, mut awaited) = ([0; 2], 0);
     let (mut dropped, mut copied, mut pinned) = (0, 0, 0);
-    let (mut kept, mut returned) = ([0; 2], 0);
+    let (mut kept, mut returned, mut overlaps) = ([0; 2], 0, 0);
     let count = seeds.run("cargo test -p tombolo-core --test pager", |seed| {
         let world = run(seed);
         awaited += world.awaited;
@@ -1177,6 +1246,7 @@ fn seeds() {
         copied += world.copied;
         pinned += world.written_by_devices;
         returned += world.returned;
+        overlaps += world.overlaps;
         for (sum, count) in taken.iter_mut().zip(world.taken).chain(kept.iter_mut().zip(world.kept)) {
             *sum += count;
         }
@@ -1184,10 +1254,11 @@ fn seeds() {
     println!(
         "{taken:?} pages taken back where their eviction began and elsewhere, {awaited} of them awaited; \
          {dropped} shared pages dropped, {copied} found to be copies, {pinned} writes by devices; {kept:?} kept pages dropped and not, \
-         {returned} pages that could not be saved"
+         {returned} pages that could not be saved, {overlaps} batches that began while another was saved"
     );
     assert!(count < 60 || (dropped > 0 && copied > 0 && pinned > 0), "{dropped} {copied} {pinned}");
     assert!(count < 60 || (kept[0] > 0 && kept[1] > 0 && returned > 0), "{kept:?} {returned}");
+    assert!(count < 60 || overlaps > 0);
     assert!(count < 60 || (taken[0] > 0 && awaited > 0), "{taken:?} {awaited}");
 }
 

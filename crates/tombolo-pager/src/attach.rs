@@ -178,7 +178,7 @@ impl Reception {
         }
         self.pager.room.set_limited(&space.account, false);
         // What lies in its staging area stays there: it pushes others out as little as its other pages.
-        space.set_staged(&self.pager.room, 0);
+        space.clear_all_staged(&self.pager.room);
         // There is room for those that wait for it.
         self.pager.evictor.ring();
         if !space.is_unused() {

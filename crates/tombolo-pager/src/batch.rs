@@ -14,14 +14,15 @@
 //! changes mappings by system calls of its own, such pages stay.
 //!
 //! The agent answers when it can. Until then the batch waits, and others go on: the program
-//! may be frozen, and its agent with it.
+//! may be frozen, and its agent with it. When it has answered, it is told to move the next pages before these are read and saved, where room is
+//! still short ([`UnderWay`](tombolo_core::pager::UnderWay)).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tombolo_core::pager::batch::{At, Contents, Event, Place, Victim, note_taken, sort_out, written};
-use tombolo_core::pager::{Attempt, Entry, Left, PAGE_BYTES, Page, PageName, State};
+use tombolo_core::pager::{Area, Attempt, Entry, Left, PAGE_BYTES, Page, PageName, State};
 use tombolo_core::store::NoRoom;
 use tombolo_host::process;
 use tombolo_host::sparse::page_is_zero;
@@ -33,7 +34,7 @@ use crate::copy_out::{read_kept, read_moved};
 use crate::evict::{Chosen, Evictor};
 use crate::lost::found_moved;
 use crate::pager::{CopyBack, Pager};
-use crate::protocol::{Done, STAGING_PAGES};
+use crate::protocol::{AREA_PAGES, Done};
 use crate::serve::{CHANGES_MAX, TookBack};
 use crate::shared_out::Sharer;
 use crate::sharing::Departure;
@@ -41,7 +42,7 @@ use crate::space::{Agent, Order, Space, Table, extend};
 use crate::stats::Counters;
 
 /// Pages of one batch.
-pub const BATCH: usize = STAGING_PAGES;
+pub const BATCH: usize = AREA_PAGES;
 
 /// Where the page is cannot be told. Above every error number.
 const UNKNOWN: u8 = u8::MAX;
@@ -54,6 +55,8 @@ pub(crate) struct Claimed {
     pub(crate) victims: Vec<Victim>,
     /// Why there are no more of them.
     pub(crate) refused: Option<NoRoom>,
+    /// The staging area to which they go.
+    pub(crate) area: Option<Area>,
 }
 
 /// Pages of one space that are to leave.
@@ -73,7 +76,7 @@ pub(crate) enum Task {
     Move,
     /// To drop these ranges: the victims that are kept.
     Drop(Vec<(Page, u32)>),
-    /// To empty the staging area. There are no victims.
+    /// To empty the staging areas. There are no victims.
     Clear,
 }
 
@@ -99,6 +102,10 @@ pub struct Batch {
     /// Pages that stay because they are shared. They are in no queue until the batch has ended.
     pub(crate) shared: Vec<PageName>,
     pub(crate) command: u32,
+    /// The staging area to which the victims go.
+    pub(crate) area: Option<Area>,
+    /// What the agent had begun of its command when it answered (see `BEGUN_OFFSET`).
+    pub(crate) begun: u32,
     pub(crate) awaits: Awaits,
 }
 
@@ -112,7 +119,7 @@ impl Batch {
         command: u32,
     ) -> Self {
         let (space, awaits) = (space.clone(), Awaits::Agent(task));
-        Self { space, agent, victims, shared: Vec::new(), command, awaits }
+        Self { space, agent, victims, shared: Vec::new(), command, area: None, begun: 0, awaits }
     }
 
     /// It waits for its agent, and for nothing else.
@@ -149,7 +156,7 @@ impl Evictor {
             return Attempt::NoVictims;
         };
         let command = self.next_command();
-        let Claimed { victims, refused } = self.claim(space, &leaving, command);
+        let Claimed { victims, refused, area } = self.claim(space, &leaving, command);
         if self.pager.far.slots().has_actions() {
             self.pager.flush_far();
         }
@@ -157,7 +164,7 @@ impl Evictor {
             return refused_attempt(refused);
         }
         Counters::add(&self.pager.stats.counters.batches, 1);
-        let mut order = Order::default();
+        let mut order = Order { area, ..Order::default() };
         for victim in &victims {
             extend(&mut order.move_out, victim.page);
         }
@@ -166,7 +173,7 @@ impl Evictor {
             self.placement.arrange(&self.pager.home);
         }
         let count = victims.len() as u64;
-        let batch = Batch::new(space, agent, victims, Task::Move, command);
+        let batch = Batch { area, ..Batch::new(space, agent, victims, Task::Move, command) };
         match space.send(&batch.agent, command, &order, &mut self.message) {
             Ok(()) => {
                 for victim in &batch.victims {
@@ -194,7 +201,7 @@ impl Evictor {
     fn claim(&self, space: &Space, leaving: &Leaving, command: u32) -> Claimed {
         let staging_pages = self.pager.far.staging().pages as usize;
         let mut table = space.lock();
-        let Claimed { mut victims, mut refused } = self.claim_shared(space, &mut table, &leaving.shared);
+        let Claimed { mut victims, mut refused, .. } = self.claim_shared(space, &mut table, &leaving.shared);
         // Pages of this batch that will need a place in the staging memory.
         let mut to_stage = victims.iter().filter(|victim| victim.is_staged()).count();
         let mut unnamed = Vec::new();
@@ -212,7 +219,10 @@ impl Evictor {
                 replacement.reinsert(PageName::new(space.index, page));
                 entry.with_queued(true).with_referenced(false)
             };
-            if entry.is_referenced() || table.command != 0 || !space.has_agent() || table.states.is_name(page)
+            if entry.is_referenced()
+                || !table.under_way.can_move()
+                || !space.has_agent()
+                || table.states.is_name(page)
             {
                 table.states.set(page, again(entry));
                 continue;
@@ -245,13 +255,11 @@ impl Evictor {
             table.states.set(page, leaving);
             victims.push(Victim { is_retry, ..victim });
         }
-        if !victims.is_empty() {
-            table.command = command;
-        }
+        let area = if victims.is_empty() { None } else { table.under_way.begin(command) };
         drop((replacement, slots, table));
         unnamed.into_iter().for_each(|frame| self.pager.put_back_frame(frame));
         victims.sort_unstable_by_key(|victim| victim.page);
-        Claimed { victims, refused }
+        Claimed { victims, refused, area }
     }
 
     /// Gives the pages that are to be copied, and not straight to a window, their places in the staging memory.
@@ -309,27 +317,47 @@ impl Evictor {
     }
 
     /// An agent has done this of its task.
-    fn answered(&mut self, mut batch: Batch, task: Task, done: Done) -> bool {
+    pub(crate) fn answered(&mut self, mut batch: Batch, task: Task, done: Done) -> bool {
         match task {
             Task::Own(leaving) => self.owned(batch, leaving),
-            Task::Move => return self.look_at_tables(batch, done, Instant::now()),
+            Task::Move => {
+                batch.begun = batch.agent.begun();
+                return self.look_at_tables(batch, done, Instant::now());
+            }
             Task::Drop(drops) => {
                 self.dropped(&mut batch, &drops, done.dropped as usize);
                 self.settle(batch);
             }
             Task::Clear => {
                 if batch.agent.begun() > 0 {
-                    batch.space.set_staged(&self.pager.room, 0);
+                    batch.space.clear_all_staged(&self.pager.room);
                 }
-                self.cleared(&batch.space);
+                self.cleared(&batch.space, batch.command);
             }
         }
         true
     }
 
-    /// The command to empty a staging area is over, one way or the other.
-    pub(crate) fn cleared(&self, space: &Arc<Space>) {
-        space.lock().command = 0;
+    /// A batch is being saved, which takes time. Where nothing of it is left for its agent, and room is short even when all that is on its
+    /// way out has left, the agent moves the next pages meanwhile.
+    fn begin_next(&mut self, batch: &Batch) {
+        if batch.victims.iter().any(|victim| victim.at == At::Kept) {
+            return;
+        }
+        batch.space.lock().under_way.answered(batch.command);
+        let leaving = self.batches.iter().chain([batch]).map(|batch| batch.victims.len()).sum::<usize>();
+        if self.pager.short_of(leaving) == 0 {
+            return;
+        }
+        let view = self.view(false);
+        if let (attempt @ Attempt::Begun(1..), looked_at) = self.make_room(leaving) {
+            self.eviction.made_room(attempt, looked_at as u64, &view);
+        }
+    }
+
+    /// The command to empty staging areas is over, one way or the other.
+    pub(crate) fn cleared(&self, space: &Arc<Space>, command: u32) {
+        space.lock().under_way.ended(command, None);
         self.pager.close_if_ended(space);
     }
 
@@ -345,14 +373,13 @@ impl Evictor {
             let command = self.next_command();
             {
                 let mut table = space.lock();
-                if table.closed || table.command != 0 || !space.has_agent() {
+                if table.closed || !space.has_agent() || !table.under_way.begin_alone(command) {
                     continue;
                 }
-                table.command = command;
             }
             if space.send(&agent, command, &Order::default(), &mut self.message).is_err() {
                 // It has ended, and its program most likely, too.
-                self.cleared(&space);
+                self.cleared(&space, command);
                 continue;
             }
             // `Eviction` is not told of this command: it would have the evictor wait for the answer before it evicts more.
@@ -381,14 +408,14 @@ impl Evictor {
         if !self.stage(&mut batch.victims) {
             return self.await_later(batch, Awaits::Staging(done));
         }
-        if batch.agent.begun() > 0 {
-            // The area has been emptied. What is there now counts where it was, until its eviction ends.
-            batch.space.set_staged(&self.pager.room, 0);
+        if let Some(area) = batch.area.filter(|_| batch.begun > 0) {
+            // They have been emptied. What is there now counts where it was, until its eviction ends.
+            batch.space.clear_staged(&self.pager.room, area.all());
         }
         self.moved(&mut batch, &done);
         self.keep(&mut batch);
         batch.space.is_read.store(true, Ordering::Release);
-        read_moved(&self.pager, &batch.space, &batch.agent, &mut batch.victims);
+        read_moved(&self.pager, (&batch.space, batch.area), &batch.agent, &mut batch.victims);
         read_kept(&self.pager, &batch.space, &batch.agent, &mut batch.victims);
         batch.space.is_read.store(false, Ordering::Release);
         let to_save = self.sort_out(&mut batch.victims);
@@ -399,7 +426,7 @@ impl Evictor {
         batch.space.lock().touches.left(zeroes, left, batch.victims.len());
         if !to_save.is_empty() {
             self.end_settled(&mut batch);
-            self.save(&batch.space, &mut batch.victims, &to_save);
+            self.save(&mut batch, &to_save);
         }
         // Not later: the agent's second command may take long, and others need the staging memory.
         self.return_pages(&mut batch);
@@ -411,19 +438,24 @@ impl Evictor {
     fn end_settled(&mut self, batch: &mut Batch) {
         let (settled, left): (Vec<_>, Vec<_>) = batch.victims.iter().partition(|victim| victim.is_settled());
         batch.victims = left;
-        let shared = self.end_and_count(&batch.space, settled);
+        let shared = self.end_and_count(&batch.space, batch.area, settled);
         debug_assert!(shared.is_empty(), "such a page has not left");
     }
 
     /// Ends evictions, and counts those whose pages have left. Returns the names of the pages that are shared: they are in no queue.
-    fn end_and_count(&mut self, space: &Arc<Space>, victims: Vec<Victim>) -> Vec<PageName> {
+    fn end_and_count(
+        &mut self,
+        space: &Arc<Space>,
+        area: Option<Area>,
+        victims: Vec<Victim>,
+    ) -> Vec<PageName> {
         let left = victims.iter().filter(|victim| victim.leaves());
         self.evicted(left.count() as u64);
         // They have been moved to the staging area, and lie there until it is used again.
         let staged = victims.iter().filter(|victim| matches!(victim.at, At::Moved(_) | At::Gone)).count();
         let shared = self.end(space, victims);
-        if space.has_agent() {
-            space.add_staged(&self.pager.room, staged as u32);
+        if let Some(area) = area.filter(|_| space.has_agent()) {
+            space.add_staged(&self.pager.room, area, staged as u32);
         }
         shared
     }
@@ -449,7 +481,7 @@ impl Evictor {
     fn correct(&self, batch: &Batch, done: &mut Done, since: Instant) -> bool {
         // A page that is pinned or shared is refused before anything is moved. And an agent that has begun nothing has not
         // cleared the staging area, either.
-        let is_doubtful = |status: u8| !matches!(status, 0 | EBUSY) && batch.agent.begun() > 0;
+        let is_doubtful = |status: u8| !matches!(status, 0 | EBUSY) && batch.begun > 0;
         let doubtful: Vec<(usize, &Victim)> = (batch.victims.iter().enumerate().zip(&done.moved))
             .filter(|(_, status)| is_doubtful(**status))
             .map(|(victim, _)| victim)
@@ -488,7 +520,7 @@ impl Evictor {
                 // Its state says that it is mapped, and it is not: the program dropped it, or moved it away.
                 ENOENT => Event::NotThere,
                 EBUSY => Event::Busy,
-                EINVAL if batch.agent.begun() > 0 => match writable() {
+                EINVAL if batch.begun > 0 => match writable() {
                     Some(false) if !batch.space.changes_unseen() => Event::ReadOnly,
                     // Its mapping is locked, too, perhaps.
                     Some(_) => Event::Refused,
@@ -505,8 +537,9 @@ impl Evictor {
     fn keep(&self, batch: &mut Batch) {
         let mut table = batch.space.lock();
         for victim in &mut batch.victims {
-            let (now, entry) = table.states.operation(victim.page);
-            let moved_elsewhere = now != victim.page;
+            let entry = table.states.operation(victim.page).1;
+            // Or was, when the agent looked for it, and is back.
+            let moved_elsewhere = table.states.is_name(victim.page);
             match victim.at {
                 At::Absent if moved_elsewhere => victim.happened(Event::Elsewhere),
                 At::Kept if moved_elsewhere || entry.is_discarded() => victim.happened(Event::Elsewhere),
@@ -553,20 +586,26 @@ impl Evictor {
     }
 
     /// Saves slots. Meanwhile their pages can be taken back.
-    fn save(&self, space: &Arc<Space>, victims: &mut [Victim], to_save: &[(u32, u32)]) {
-        self.offer_back(space, victims);
-        let is_taken =
-            |slot: u32| victims.iter().any(|victim| victim.slot() == Some(slot) && victim.at == At::Taken);
+    fn save(&mut self, batch: &mut Batch, to_save: &[(u32, u32)]) {
+        let space = batch.space.clone();
+        self.offer_back(&space, &mut batch.victims);
+        let is_taken = |slot: u32| {
+            batch.victims.iter().any(|victim| victim.slot() == Some(slot) && victim.at == At::Taken)
+        };
         let left: Vec<_> = to_save.iter().copied().filter(|(slot, _)| !is_taken(*slot)).collect();
-        let failed = if left.is_empty() { Vec::new() } else { self.write_far(&left) };
-        self.withdraw(space, victims);
-        written(victims, &failed);
+        let mut failed = Vec::new();
+        if !left.is_empty() {
+            self.pager.attend_far(|far| far.write(&left));
+            self.begin_next(batch);
+            failed = self.await_written();
+        }
+        self.withdraw(&space, &mut batch.victims);
+        written(&mut batch.victims, &failed);
     }
 
-    /// Has slots written. Returns those that are not safe.
-    fn write_far(&self, slots: &[(u32, u32)]) -> Vec<u32> {
+    /// Waits until the slots are written. Returns those that are not safe.
+    fn await_written(&self) -> Vec<u32> {
         let mut written = Written::Soon;
-        self.pager.attend_far(|far| far.write(slots));
         loop {
             // Pages that others wait for arrive meanwhile.
             self.pager.attend_far(|far| written = far.write_on());
@@ -641,7 +680,7 @@ impl Evictor {
                 }
             }
             if !order.drop.is_empty() {
-                table.command = command;
+                table.under_way.follow(batch.command, command);
             }
             table.own_drops = order
                 .drop
@@ -653,7 +692,7 @@ impl Evictor {
         let (left, over): (Vec<_>, Vec<_>) =
             batch.victims.drain(..).partition(|victim| victim.at == At::Kept || victim.goes_back());
         batch.victims = left;
-        batch.shared = self.end_and_count(&batch.space, over);
+        batch.shared = self.end_and_count(&batch.space, batch.area, over);
         if order.drop.is_empty() {
             self.settle(batch);
             return;
@@ -670,7 +709,7 @@ impl Evictor {
     }
 
     /// The agent has dropped the first `count` of these ranges.
-    pub(crate) fn dropped(&self, batch: &mut Batch, drops: &[(Page, u32)], count: usize) {
+    fn dropped(&self, batch: &mut Batch, drops: &[(Page, u32)], count: usize) {
         let mut guard = batch.space.lock();
         let table = &mut *guard;
         for (index, &(page, _)) in drops.iter().enumerate() {
@@ -733,11 +772,13 @@ impl Evictor {
             return self.await_later(batch, Awaits::Rest);
         }
         let victims = std::mem::take(&mut batch.victims);
-        batch.shared.extend(self.end_and_count(&batch.space, victims));
+        batch.shared.extend(self.end_and_count(&batch.space, batch.area, victims));
         {
             let mut table = batch.space.lock();
-            table.command = 0;
-            table.touching.clear();
+            if table.under_way.command() == batch.command {
+                table.touching.clear();
+            }
+            table.under_way.ended(batch.command, batch.area);
         }
         if !batch.shared.is_empty() {
             self.pager.replacement.lock().retry(batch.shared);

@@ -1,6 +1,6 @@
 //! Copying pages that leave a program: out of its staging area, or from where they are.
 
-use tombolo_core::pager::PAGE_BYTES;
+use tombolo_core::pager::{Area, PAGE_BYTES};
 use tombolo_host::process::{self, SPANS_MAX, Span};
 
 use tombolo_core::pager::batch::{At, Event, Victim};
@@ -39,8 +39,13 @@ impl Vector {
 }
 
 /// Copies the moved victims out of the staging area.
-pub(crate) fn read_moved(pager: &Pager, space: &Space, agent: &Agent, victims: &mut [Victim]) {
-    let staging = space.staging_address(0);
+pub(crate) fn read_moved(
+    pager: &Pager,
+    (space, area): (&Space, Option<Area>),
+    agent: &Agent,
+    victims: &mut [Victim],
+) {
+    let staging = space.staging_address(area, 0);
     let mut vector = Vector::default();
     for victim in victims.iter() {
         if let At::Moved(index) = victim.at {

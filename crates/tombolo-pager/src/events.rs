@@ -161,8 +161,9 @@ impl Pager {
         changes: Option<u32>,
     ) {
         let cancel = |table: &Table, is_void: bool| {
-            if is_void && table.command != 0 {
-                gate.cancel(table.command);
+            let command = table.under_way.command();
+            if is_void && command != 0 {
+                gate.cancel(command);
             }
         };
         let slots = &self.far;

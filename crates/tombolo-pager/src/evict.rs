@@ -40,7 +40,7 @@ pub struct Evictor {
     pub(crate) pager: Arc<Pager>,
     pub(crate) message: Vec<u8>,
     pub(crate) placement: Placement,
-    /// Pages on their way out, at most one batch of a space.
+    /// Pages on their way out.
     pub(crate) batches: Vec<Batch>,
     /// The last command's number.
     pub(crate) command: u32,
@@ -109,7 +109,7 @@ impl Evictor {
                         calm = 0;
                         self.pager.narrow_headroom();
                     }
-                    let (attempt, looked_at) = self.make_room();
+                    let (attempt, looked_at) = self.make_room(0);
                     self.eviction.made_room(attempt, looked_at as u64, &view);
                 }
             }
@@ -121,7 +121,7 @@ impl Evictor {
         ns(self.epoch.elapsed())
     }
 
-    fn view(&self, put_off: bool) -> View {
+    pub(crate) fn view(&self, put_off: bool) -> View {
         let (free, waiting) = (self.pager.room.free(), self.pager.waiting.lock().len());
         // The lock is taken once: a thread that waits to write keeps further readers out, also this one.
         let (spaces, awaits_agent) = {
@@ -252,7 +252,8 @@ impl Evictor {
                 let Some(space) = self.pager.space(index) else { continue };
                 let mut table = space.lock();
                 // An agent without a command can be given one; without an agent, nothing leaves.
-                let able = space.has_agent() && table.command == 0;
+                let able = space.has_agent() && table.under_way.can_move();
+                let can_own = able && table.under_way.is_nothing();
                 let stays = !space.has_agent() && space.gets_no_agent();
                 for &(name, is_retry) in run {
                     let entry = table.states.get(name.page());
@@ -263,7 +264,7 @@ impl Evictor {
                         found += 1;
                     } else if entry.state() != State::Resident || stays {
                         table.states.set(name.page(), entry.with_queued(false));
-                    } else if !able {
+                    } else if !able || (is_retry && !can_own) {
                         spared.push(name);
                     } else if entry.is_referenced() || entry.lives() > 0 {
                         let lives = entry.lives().saturating_sub(1);
@@ -299,10 +300,10 @@ impl Evictor {
         }
     }
 
-    /// Begins to evict from every space that has pages to give. Also returns how many names were looked at.
-    fn make_room(&mut self) -> (Attempt, usize) {
-        let short = self.pager.headroom_pages().cast_signed() - self.pager.room.free();
-        let (batches, frames, looked_at) = self.select((short.max(0) as usize).clamp(BATCH / 2, BATCH));
+    /// Begins to evict from every space that has pages to give, besides so many that are on their way out. Also returns how many names were
+    /// looked at.
+    pub(crate) fn make_room(&mut self, leaving: usize) -> (Attempt, usize) {
+        let (batches, frames, looked_at) = self.select(self.pager.short_of(leaving).clamp(BATCH / 2, BATCH));
         if looked_at == 0 {
             return (Attempt::NoVictims, 0);
         }

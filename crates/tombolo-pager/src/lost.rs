@@ -14,7 +14,7 @@ use tombolo_host::{pagemap, process};
 use crate::batch::{Awaits, Batch, Task};
 use crate::evict::Evictor;
 use crate::pager::Pager;
-use crate::protocol::{Done, STAGING_PAGES};
+use crate::protocol::{AREA_PAGES, Done};
 use crate::space::Space;
 
 impl Evictor {
@@ -49,7 +49,7 @@ impl Evictor {
                 return true;
             }
             Task::Clear => {
-                self.cleared(&batch.space);
+                self.cleared(&batch.space, batch.command);
                 return true;
             }
             task => task,
@@ -60,7 +60,11 @@ impl Evictor {
                     // Rather no contents than wrong ones.
                     victim.happened(Event::Doubtful);
                 }
-                return self.told(batch, task, done);
+                batch.begun = batch.agent.begun();
+                return match task {
+                    Task::Move => self.take_out(batch, done),
+                    other => self.answered(batch, other, done),
+                };
             }
             Told::NotYet if since.elapsed() < timing::AGENT_GONE => {
                 return self.await_later(batch, Awaits::End(task, since));
@@ -80,18 +84,6 @@ impl Evictor {
         }
         batch.space.lock().own_drops.clear();
         self.settle(batch)
-    }
-
-    /// The page tables tell that an agent which has ended had done this.
-    fn told(&mut self, mut batch: Batch, task: Task, done: Done) -> bool {
-        match task {
-            Task::Drop(drops) => {
-                self.dropped(&mut batch, &drops, done.dropped as usize);
-                self.settle(batch);
-                true
-            }
-            Task::Own(_) | Task::Move | Task::Clear => self.take_out(batch, done),
-        }
     }
 }
 
@@ -134,7 +126,7 @@ fn what_was_done(pager: &Pager, batch: &Batch, task: &Task) -> Told {
 
 fn what_was_dropped(pager: &Pager, batch: &Batch, drops: &[(Page, u32)], thread: u32) -> io::Result<Told> {
     let begun = batch.agent.begun();
-    let mut done = Done { number: batch.command, dropped: begun / 2, moved: [0; STAGING_PAGES] };
+    let mut done = Done { number: batch.command, dropped: begun / 2, moved: [0; AREA_PAGES] };
     // It was killed at this one.
     let Some(&(page, _)) = drops.get(done.dropped as usize).filter(|_| begun % 2 == 1) else {
         return Ok(Told::Done { done, doubtful: None });
@@ -161,8 +153,8 @@ fn what_was_dropped(pager: &Pager, batch: &Batch, drops: &[(Page, u32)], thread:
 
 fn what_was_moved(pager: &Pager, batch: &Batch, thread: u32) -> io::Result<Told> {
     let begun = batch.agent.begun();
-    let mut done = Done { number: batch.command, dropped: 0, moved: [0; STAGING_PAGES] };
-    let staging = |index| batch.space.staging_address(index);
+    let mut done = Done { number: batch.command, dropped: 0, moved: [0; AREA_PAGES] };
+    let staging = |index| batch.space.staging_address(batch.area, index);
     let (_table, (stayed, moved), is_changing) = pager.look(&batch.space, |table| {
         let now = |victim: &Victim| Space::address(table.states.operation(victim.page).0);
         let stayed = pagemap::hold_something(thread, batch.victims.iter().map(now))?;
@@ -194,7 +186,7 @@ pub(crate) fn found_moved(
 ) -> io::Result<Vec<bool>> {
     // Nobody changes what is there until the next command. Mostly nothing is.
     let staged = by_memory(batch, |process| {
-        let address = |(index, _): &(usize, &Victim)| batch.space.staging_address(*index as u32);
+        let address = |(index, _): &(usize, &Victim)| batch.space.staging_address(batch.area, *index as u32);
         pagemap::hold_something(process, victims.iter().map(address))
     })?;
     if !staged.contains(&true) {

@@ -26,7 +26,7 @@ use crate::handler::{FEW_HANDLERS, PollSet};
 use crate::home::Home;
 use crate::keeper::Keeper;
 use crate::locked::Locked;
-use crate::protocol::STAGING_PAGES;
+use crate::protocol::AREA_PAGES;
 use crate::room::Room;
 use crate::serve::PIECE;
 use crate::sharing::{Departure, Sharing};
@@ -178,7 +178,7 @@ impl Pager {
         notify: Notify,
     ) -> std::io::Result<Self> {
         // What waits in the staging area is local memory, too.
-        let limit_pages = (limit_bytes / PAGE_BYTES).saturating_sub(STAGING_PAGES as u64);
+        let limit_pages = (limit_bytes / PAGE_BYTES).saturating_sub(AREA_PAGES as u64);
         let mut polls = Vec::with_capacity(handlers);
         for _ in 0..handlers {
             let poll = PollSet::new(&*far, handlers > FEW_HANDLERS)?;
@@ -274,7 +274,7 @@ impl Pager {
         }
         {
             let table = space.lock();
-            if table.closed || table.command != 0 || table.states.is_followed() {
+            if table.closed || !table.under_way.is_nothing() || table.states.is_followed() {
                 return;
             }
             // Under the lock, so that no eviction begins with it. What the space has counts against the limit
@@ -303,14 +303,14 @@ impl Pager {
     }
 
     fn close(&self, space: &Arc<Space>, mut table: Locked<'_>) -> bool {
-        if table.closed || table.command != 0 || table.states.is_followed() {
+        if table.closed || !table.under_way.is_nothing() || table.states.is_followed() {
             return false;
         }
         table.closed = true;
         let names = self.free_states(&mut table);
         self.replacement.lock().ended(space.index, names);
         self.room.give_back(&space.account, space.account.pages());
-        space.set_staged(&self.room, 0);
+        space.clear_all_staged(&self.room);
         // Whoever still has this space in a list, and does not ask whether it is closed, finds no slot and no frame to release again.
         table.states = States::default();
         drop(table);
@@ -495,6 +495,12 @@ impl Pager {
     /// Room that is kept free ahead of need.
     pub fn headroom_pages(&self) -> u64 {
         self.headroom_pages.load(Ordering::Relaxed)
+    }
+
+    /// How many pages are to leave, besides those that are on their way out, until as much room is free as is to be.
+    pub fn short_of(&self, leaving: usize) -> usize {
+        let free = self.room.free() + leaving as i64;
+        usize::try_from(self.headroom_pages().cast_signed() - free).unwrap_or(0)
     }
 
     /// A fault had to wait for room: keep more of it free.

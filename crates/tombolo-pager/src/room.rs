@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tombolo_core::pager::Spare;
 
-use crate::protocol::STAGING_PAGES;
+use crate::protocol::AREA_PAGES;
 
 /// What one space has of the room.
 #[derive(Debug, Default)]
@@ -135,12 +135,12 @@ impl Room {
         self.resident.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// In the staging area of a space were so many pages, and are so many now. What is there beyond one full area, for which there is room
+    /// In a staging area of a space were so many pages, and are so many now. What is there beyond one full area, for which there is room
     /// besides the limit, counts: pages stay there until the area is used again. The pages have just been counted where they were, so this
     /// makes no peak.
     pub fn set_staged(&self, was: u64, now: u64) {
         let mut staged = self.staged.lock();
-        let counted = |staged: u64| staged.saturating_sub(STAGING_PAGES as u64);
+        let counted = |staged: u64| staged.saturating_sub(AREA_PAGES as u64);
         let before = counted(*staged);
         *staged = (*staged + now).saturating_sub(was);
         let after = counted(*staged);
@@ -155,7 +155,7 @@ impl Room {
 
     /// Whether so much lies in staging areas that they are worth being emptied.
     pub fn is_staging_full(&self) -> bool {
-        *self.staged.lock() > (self.limit_pages / 32).max(2 * STAGING_PAGES as u64)
+        *self.staged.lock() > (self.limit_pages / 32).max(2 * AREA_PAGES as u64)
     }
 
     /// Pages that one account has claimed are another's from now on. At no time do they count twice.

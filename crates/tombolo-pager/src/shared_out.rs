@@ -47,8 +47,8 @@ enum Ability {
 
 fn ability(space: &Space, table: &Table, is_late: impl Fn(u32) -> bool) -> Ability {
     if space.has_agent() {
-        return match table.command {
-            0 => Ability::Now,
+        return match table.under_way.command() {
+            0 if table.under_way.is_nothing() => Ability::Now,
             command if is_late(command) => Ability::Later,
             _ => Ability::Soon,
         };
@@ -204,14 +204,13 @@ impl Evictor {
         let mut order = Order::default();
         {
             let mut table = space.lock();
-            if table.closed || table.command != 0 {
+            if table.closed || !table.under_way.begin_alone(command) {
                 drop(table);
                 self.put_back(space, leaving);
                 return Attempt::NoVictims;
             }
             let is_here = |page: &&Page| table.states.get(**page).state() == State::Resident;
             pages.iter().filter(is_here).for_each(|page| extend(&mut order.own, *page));
-            table.command = command;
             table.touching.clone_from(&order.own);
         }
         let count = (leaving.shared.len() + leaving.chosen.len()) as u64;
@@ -323,7 +322,7 @@ impl Evictor {
                 && entry.is_verified()
                 && !table.states.is_name(sharer.page)
                 && !table.closed
-                && table.command == 0
+                && table.under_way.can_move()
                 && space.has_agent();
             match is_possible.then(|| self.claim_frame(table, sharer)) {
                 Some(Ok(victim)) => victims.push(victim),
@@ -335,7 +334,7 @@ impl Evictor {
             }
         }
         Counters::add(&self.pager.stats.counters.shared_drops, victims.len() as u64);
-        Claimed { victims, refused }
+        Claimed { victims, refused, area: None }
     }
 
     /// A page that shares a frame is a victim from now on. An error: why there is no place for its contents; its own is given up.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use tombolo_core::pager::{PAGE_BYTES, Page, Prefetch, Table as States, Touches};
+use tombolo_core::pager::{Area, PAGE_BYTES, Page, Prefetch, Table as States, Touches, UnderWay};
 use tombolo_host::process::{self, Memory};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::pager as timing;
@@ -20,8 +20,8 @@ use tombolo_host::{event, pagemap};
 use crate::events::Fault;
 use crate::locked::{Locked, Wakes};
 use crate::protocol::{
-    ATTACH_PAGE, Answer, BEGUN_OFFSET, CANCELLED_OFFSET, CHANGES_OFFSET, CONTROL_PAGES, Command, Done,
-    GATE_FREE, GATE_OFFSET, GATE_SUPERVISOR, GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE, STAGING_PAGES,
+    AREA_PAGES, AREAS, ATTACH_PAGE, Answer, BEGUN_OFFSET, CANCELLED_OFFSET, CHANGES_OFFSET, CONTROL_PAGES,
+    Command, Done, GATE_FREE, GATE_OFFSET, GATE_SUPERVISOR, GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE,
 };
 use crate::room::{Account, Room};
 
@@ -37,9 +37,9 @@ pub struct Table {
     pub prefetch: Prefetch,
     /// What a first touch brings.
     pub touches: Touches,
-    /// Number of the command that the agent has and has not answered; 0: none.
-    pub command: u32,
-    /// Pages, in no operation, that this command has the agent touch: spans in order.
+    /// What is on its way out.
+    pub under_way: UnderWay,
+    /// Pages, in no operation, that the agent's command has it touch: spans in order.
     pub touching: Vec<(Page, u32)>,
     /// Ranges of that command which the agent drops: the kernel will report each as if the program did it.
     pub own_drops: Vec<(u64, u64)>,
@@ -65,8 +65,10 @@ pub struct Table {
 /// What an agent is told to do: spans of pages, as first and count.
 #[derive(Debug, Default)]
 pub struct Order {
-    /// Move these to the staging area.
+    /// Move these to a staging area.
     pub move_out: Vec<(Page, u32)>,
+    /// That one.
+    pub area: Option<Area>,
     /// Drop these.
     pub drop: Vec<(Page, u32)>,
     /// Make these the process's own.
@@ -229,8 +231,8 @@ pub struct Space {
     pub ending: AtomicBool,
     /// What it has of the room.
     pub account: Account,
-    /// Pages in its staging area.
-    staged: AtomicU32,
+    /// Pages in each of its staging areas.
+    staged: [AtomicU32; AREAS],
 }
 
 /// Attempts to take a lock before its thread sleeps: as long as a fault takes (10 us). Waking a thread on
@@ -336,7 +338,7 @@ impl Space {
             is_read: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             account: Account::default(),
-            staged: AtomicU32::new(0),
+            staged: Default::default(),
         }
     }
 
@@ -398,9 +400,10 @@ impl Space {
         self.control + index as u64 * PAGE_BYTES
     }
 
-    /// Address of a page of the staging area.
-    pub fn staging_address(&self, index: u32) -> u64 {
-        self.control_address(STAGING_PAGE + index as usize)
+    /// Address of a page that was moved to a staging area.
+    pub fn staging_address(&self, area: Option<Area>, index: u32) -> u64 {
+        let number = area.map_or(0, |area| area.number);
+        self.control_address(STAGING_PAGE + number * AREA_PAGES + index as usize)
     }
 
     /// The agent.
@@ -513,7 +516,7 @@ impl Space {
         if !table.touching.is_empty()
             && let Some(agent) = self.agent()
         {
-            Gate::cancel_by(&agent, table.command);
+            Gate::cancel_by(&agent, table.under_way.command());
         }
     }
 
@@ -568,7 +571,7 @@ impl Space {
 
     /// Sends the agent an order; its answer is for [`Space::answer`].
     pub fn send(&self, agent: &Agent, number: u32, order: &Order, buffer: &mut Vec<u8>) -> io::Result<()> {
-        debug_assert_eq!(size_of::<Command>(), 16);
+        const { assert!(size_of::<Command>() == 24) };
         if let Some(word) = agent.word(BEGUN_OFFSET) {
             word.store(0, Ordering::Release);
         }
@@ -576,6 +579,10 @@ impl Space {
         buffer.extend_from_slice(&number.to_ne_bytes());
         for count in [order.move_out.len(), order.drop.len(), order.own.len()] {
             buffer.extend_from_slice(&(count as u32).to_ne_bytes());
+        }
+        let area = order.area.map_or((0, 0), |area| (area.number, area.emptied));
+        for number in [area.0, area.1] {
+            buffer.extend_from_slice(&(number as u32).to_ne_bytes());
         }
         for &(first, count) in order.move_out.iter().chain(&order.drop).chain(&order.own) {
             buffer.extend_from_slice(&Self::address(first).to_ne_bytes());
@@ -589,21 +596,29 @@ impl Space {
         Ok(())
     }
 
-    /// So many pages lie in its staging area.
-    pub fn set_staged(&self, room: &Room, pages: u32) {
-        let was = self.staged.swap(pages, Ordering::Relaxed);
-        room.set_staged(was.into(), pages.into());
+    /// Nothing lies in these staging areas of it any more.
+    pub fn clear_staged(&self, room: &Room, areas: std::ops::Range<usize>) {
+        for staged in self.staged.get(areas).into_iter().flatten() {
+            room.set_staged(staged.swap(0, Ordering::Relaxed).into(), 0);
+        }
     }
 
-    /// So many more lie there.
-    pub fn add_staged(&self, room: &Room, pages: u32) {
-        let was = self.staged.fetch_add(pages, Ordering::Relaxed);
-        room.set_staged(was.into(), (was + pages).into());
+    /// Nothing lies in any of them.
+    pub fn clear_all_staged(&self, room: &Room) {
+        self.clear_staged(room, 0..AREAS);
     }
 
-    /// Whether pages lie in its staging area.
+    /// So many more pages lie in an area.
+    pub fn add_staged(&self, room: &Room, area: Area, pages: u32) {
+        if let Some(staged) = self.staged.get(area.number) {
+            staged.fetch_add(pages, Ordering::Relaxed);
+            room.set_staged(0, pages.into());
+        }
+    }
+
+    /// Whether pages lie in a staging area of it.
     pub fn has_staged(&self) -> bool {
-        self.staged.load(Ordering::Relaxed) > 0
+        self.staged.iter().any(|staged| staged.load(Ordering::Relaxed) > 0)
     }
 
     /// The agent's answer, if it is there.
@@ -622,8 +637,8 @@ impl Space {
         }
         let word =
             |at: usize| u32::from_ne_bytes([answer[at], answer[at + 1], answer[at + 2], answer[at + 3]]);
-        let mut done = Done { number: word(0), dropped: word(4), moved: [0; STAGING_PAGES] };
-        done.moved.copy_from_slice(&answer[8..8 + STAGING_PAGES]);
+        let mut done = Done { number: word(0), dropped: word(4), moved: [0; AREA_PAGES] };
+        done.moved.copy_from_slice(&answer[8..8 + AREA_PAGES]);
         Ok(Some(done))
     }
 

@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::agent::Held;
 use crate::protocol::{
-    BEGUN_OFFSET, CANCELLED_OFFSET, Command, Done, GATE_AGENT, GATE_FREE, GATE_OFFSET, GATE_WAITED_FOR,
-    PAGE_BYTES, SPANS_MAX, STAGING_PAGES,
+    AREA_PAGES, AREAS, BEGUN_OFFSET, CANCELLED_OFFSET, Command, Done, GATE_AGENT, GATE_FREE, GATE_OFFSET,
+    GATE_WAITED_FOR, PAGE_BYTES, SPANS_MAX,
 };
 use crate::sys::{self, call};
 use crate::timing::{GATE_SPINS, RECHECK_MS};
@@ -51,14 +51,15 @@ pub fn obey(held: &Held) -> End {
             return End::NothingToServe;
         }
         let (move_out, drop, own) = (command.move_out as usize, command.drop as usize, command.own as usize);
-        let mut done =
-            Done { number: command.number, dropped: 0, moved: [libc::EINVAL as u8; STAGING_PAGES] };
-        if drop.max(move_out).max(own) <= SPANS_MAX && count >= HEADER + (drop + move_out + own) * SPAN {
+        let mut done = Done { number: command.number, dropped: 0, moved: [libc::EINVAL as u8; AREA_PAGES] };
+        let (area, emptied) = (command.area as usize, command.emptied as usize);
+        let is_whole = count >= HEADER + (drop + move_out + own) * SPAN;
+        if drop.max(move_out).max(own) <= SPANS_MAX && area + emptied <= AREAS && is_whole {
             if drop + move_out + own == 0 && control::clear_staging() {
                 note(held, 1);
             }
             let spans = buffer + HEADER;
-            move_pages(held, command.number, spans, move_out, &mut done.moved);
+            move_pages(held, (command.number, area, emptied), spans, move_out, &mut done.moved);
             done.dropped = drop_pages(held, command.number, spans + move_out * SPAN, drop) as u32;
             own_pages(held, command.number, spans + (move_out + drop) * SPAN, own);
         }
@@ -143,22 +144,28 @@ fn through_gate<T>(held: &Held, command: u32, work: impl FnOnce() -> T) -> Optio
 /// Pages moved by one system call while the gate is held: a fault waits for them.
 const PAGES_AT_ONCE: usize = 4;
 
-/// Moves the pages of `count` spans to the staging area, one page after the
+/// Moves the pages of `count` spans to a staging area, one page after the
 /// other. A page that the kernel has pinned (a device or io_uring writes to it)
 /// does not move, and stays.
-fn move_pages(held: &Held, command: u32, spans: usize, count: usize, moved: &mut [u8; STAGING_PAGES]) {
+fn move_pages(
+    held: &Held,
+    (command, area, emptied): (u32, usize, usize),
+    spans: usize,
+    count: usize,
+    moved: &mut [u8; AREA_PAGES],
+) {
     if count == 0 {
         return;
     }
-    if !control::clear_staging() {
+    if !control::clear_areas(area, emptied) {
         // Nothing can be moved there; the supervisor finds that no page was.
         return;
     }
     note(held, 1);
-    let staging = control::staging();
+    let staging = control::staging() + area * AREA_PAGES * PAGE_BYTES;
     let mut index = 0;
     for (start, length) in (0..count).map(|index| span(spans, index)) {
-        let end = (index + length / PAGE_BYTES).min(STAGING_PAGES);
+        let end = (index + length / PAGE_BYTES).min(AREA_PAGES);
         let mut source = start;
         // Alone after a refusal, so that each page gets its own reason.
         let mut at_once = PAGES_AT_ONCE;
@@ -188,12 +195,18 @@ fn move_pages(held: &Held, command: u32, spans: usize, count: usize, moved: &mut
             source += PAGE_BYTES;
         }
     }
-    move_others(held, command, spans, count, moved);
+    move_others(held, (command, staging), spans, count, moved);
 }
 
-/// Moves the pages that were refused because their memory has other rights than the staging area: it is executable, too, or is not. After that the
-/// staging area has the rights of the more.
-fn move_others(held: &Held, command: u32, spans: usize, count: usize, moved: &mut [u8; STAGING_PAGES]) {
+/// Moves the pages that were refused because their memory has other rights than the staging areas: it is executable, too, or is not. After that the
+/// staging areas have the rights of the more.
+fn move_others(
+    held: &Held,
+    (command, staging): (u32, usize),
+    spans: usize,
+    count: usize,
+    moved: &mut [u8; AREA_PAGES],
+) {
     const REFUSED: u8 = libc::EINVAL as u8;
     let pages = (0..count)
         .map(|index| span(spans, index))
@@ -205,7 +218,7 @@ fn move_others(held: &Held, command: u32, spans: usize, count: usize, moved: &mu
     let mut then = 0;
     for (index, (source, status)) in pages.zip(moved.iter_mut()).enumerate() {
         if *status == REFUSED {
-            let target = control::staging() + index * PAGE_BYTES;
+            let target = staging + index * PAGE_BYTES;
             let done = through_gate(held, command, || move_some(held, target, source, 1));
             let (count, error) = done.unwrap_or((0, libc::ECANCELED));
             *status = if count == 1 { 0 } else { error as u8 };
@@ -224,7 +237,7 @@ pub const MOVE: usize = 0xC028_AA05;
 fn move_some(held: &Held, target: usize, source: usize, pages: usize) -> (usize, i32) {
     let mut request = [target, source, pages * PAGE_BYTES, 0, 0];
     let pointer = core::ptr::from_mut(&mut request) as usize;
-    // SAFETY: the target is the staging area, the source a range that the supervisor names; the
+    // SAFETY: the target is a staging area, the source a range that the supervisor names; the
     // request outlives the call.
     let result = unsafe { call(libc::SYS_ioctl, [held.userfaultfd, MOVE, pointer, 0, 0, 0]) };
     match result {

@@ -9,8 +9,8 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::protocol::{
-    ATTACH_PAGE, Answer, CONTROL_PAGES, PAGE_BYTES, REQUEST_PAGE, REQUESTS, Request, STAGING_PAGE,
-    STAGING_PAGES, UNSERVED,
+    AREA_PAGES, ATTACH_PAGE, Answer, CONTROL_PAGES, PAGE_BYTES, REQUEST_PAGE, REQUESTS, Request,
+    STAGING_PAGE, STAGING_PAGES, UNSERVED,
 };
 use crate::sys::{self, call};
 
@@ -63,7 +63,7 @@ pub fn requests_address() -> usize {
     PLACES.0.get() as usize
 }
 
-/// First address of the staging area.
+/// First address of the staging areas.
 pub fn staging() -> usize {
     base() + STAGING_PAGE * PAGE_BYTES
 }
@@ -85,24 +85,24 @@ pub fn drop_pages(first: usize, pages: usize) -> bool {
     drop() || (sys::unlock(start, length).is_ok() && drop())
 }
 
-/// Whether the staging area is executable, too: the kernel moves pages only between mappings of the same rights.
+/// Whether the staging areas are executable, too: the kernel moves pages only between mappings of the same rights.
 static IS_EXECUTABLE: AtomicBool = AtomicBool::new(false);
 static MAY_NOT_TURN: AtomicBool = AtomicBool::new(false);
 
-/// Bytes of the staging area.
+/// Bytes of the staging areas.
 pub const STAGING_BYTES: usize = STAGING_PAGES * PAGE_BYTES;
-/// The rights that it has in turn.
+/// The rights that they have in turn.
 pub const STAGING_RIGHTS: [i32; 2] =
     [libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC];
 
-/// Makes the staging area executable, or takes that back; returns whether that was possible.
+/// Makes the staging areas executable, or takes that back; returns whether that was possible.
 pub fn turn_staging() -> bool {
     if MAY_NOT_TURN.load(Ordering::Relaxed) {
         return false;
     }
     let executable = !IS_EXECUTABLE.load(Ordering::Relaxed);
     let rights = STAGING_RIGHTS[usize::from(executable)] as usize;
-    // SAFETY: the area is this library's own, and what lies there is read and written by the kernel only.
+    // SAFETY: the areas are this library's own, and what lies there is read and written by the kernel only.
     let turned = unsafe { call(libc::SYS_mprotect, [staging(), STAGING_BYTES, rights, 0, 0, 0]) }.is_ok();
     if turned {
         IS_EXECUTABLE.store(executable, Ordering::Relaxed);
@@ -113,9 +113,14 @@ pub fn turn_staging() -> bool {
     turned
 }
 
-/// Drops what lies in the staging area; returns whether that was possible.
+/// Drops what lies in the staging areas; returns whether that was possible.
 pub fn clear_staging() -> bool {
     drop_pages(STAGING_PAGE, STAGING_PAGES)
+}
+
+/// Drops what lies in `count` of them; returns whether that was possible.
+pub fn clear_areas(first: usize, count: usize) -> bool {
+    drop_pages(STAGING_PAGE + first * AREA_PAGES, count * AREA_PAGES)
 }
 
 fn read_answer(page: usize) -> Answer {
@@ -209,7 +214,7 @@ fn take_place() -> usize {
 pub fn attach() -> Option<u64> {
     TAKEN.store(0, Ordering::Relaxed);
     IS_TELLING.store(false, Ordering::Relaxed);
-    // The staging area, too: what the parent's agent was moving is no concern of this process, and nobody counts it.
+    // The staging areas, too: what the parent's agent was moving is no concern of this process, and nobody counts it.
     drop_pages(ATTACH_PAGE, CONTROL_PAGES - ATTACH_PAGE);
     let answer = read_answer(ATTACH_PAGE);
     (answer.served == 1).then_some(answer.value)

@@ -19,7 +19,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 /// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:NUMBER:SOCKET`. The supervisor listens at the path of the socket, and
 /// at [`ABSTRACT_NAME`] with the number.
@@ -38,10 +38,14 @@ pub const ATTACH_PAGE: usize = 0;
 pub const REQUEST_PAGE: usize = 1;
 /// Requests that can be under way at once in an address space.
 pub const REQUESTS: usize = 64;
-/// Then the staging area, to which pages on their way out are moved.
+/// Then the staging areas, one behind the other, to which pages on their way out are moved.
 pub const STAGING_PAGE: usize = REQUEST_PAGE + REQUESTS;
-/// Pages of the staging area.
-pub const STAGING_PAGES: usize = 128;
+/// Staging areas.
+pub const AREAS: usize = 2;
+/// Pages of a staging area.
+pub const AREA_PAGES: usize = 128;
+/// Pages of all of them.
+pub const STAGING_PAGES: usize = AREAS * AREA_PAGES;
 /// Pages of the control area.
 pub const CONTROL_PAGES: usize = STAGING_PAGE + STAGING_PAGES;
 
@@ -148,7 +152,7 @@ pub const CANCELLED_OFFSET: usize = 64;
 /// meanwhile, also while it waits for the agent's drops. An event of a change that lies between two equal, even counts
 /// was made by a raw system call.
 pub const CHANGES_OFFSET: usize = 128;
-/// Offset of what the agent has begun of a command: 0 when the supervisor sends it; then 1 once the staging area holds
+/// Offset of what the agent has begun of a command: 0 when the supervisor sends it; then 1 once its staging areas hold
 /// nothing but what this command moves there; of a command to drop, twice the number of ranges that are dropped, and one
 /// more while it drops the next. It tells when the agent is killed.
 pub const BEGUN_OFFSET: usize = 192;
@@ -156,19 +160,23 @@ pub const BEGUN_OFFSET: usize = 192;
 pub const GATE_BYTES: usize = 4096;
 
 /// Header of a message to the agent. Spans follow, each a start address and a
-/// length in bytes (two u64): first those to move, then to drop, then to make own. Without spans, the staging area is emptied.
+/// length in bytes (two u64): first those to move, then to drop, then to make own. Without spans, the staging areas are emptied.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Command {
     /// Different from that of the command before.
     pub number: u32,
-    /// Ranges to move to the staging area, page after page, at most
-    /// [`STAGING_PAGES`] pages; what lay there is dropped first.
+    /// Ranges to move to a staging area, page after page, at most [`AREA_PAGES`]
+    /// pages; what lay there is dropped first.
     pub move_out: u32,
     /// Ranges to drop.
     pub drop: u32,
     /// Ranges to make this process's own, where a fork shares them.
     pub own: u32,
+    /// That staging area.
+    pub area: u32,
+    /// How many areas are emptied, from that one on.
+    pub emptied: u32,
 }
 
 /// Most spans in one command.
@@ -183,5 +191,5 @@ pub struct Done {
     /// How many of the ranges to drop were dropped, from the first on.
     pub dropped: u32,
     /// For each page to be moved: 0, or the error number.
-    pub moved: [u8; STAGING_PAGES],
+    pub moved: [u8; AREA_PAGES],
 }

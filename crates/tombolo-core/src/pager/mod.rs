@@ -12,7 +12,7 @@
 //! ```
 //!
 //! [`Eviction`] decides when pages leave; it is told of room, waiting faults, agents and the time. [`batch`] is what a page on its way out
-//! goes through.
+//! goes through, and [`UnderWay`] says what of a space may be on its way out at once.
 
 pub mod batch;
 mod eviction;
@@ -23,6 +23,7 @@ mod ranges;
 mod replacement;
 mod table;
 mod unasked;
+mod under_way;
 
 pub use eviction::{Attempt, Bounds, Cause, Eviction, Step, View};
 pub use frames::{Frame, Frames, Remains, Saved};
@@ -32,3 +33,4 @@ pub use replacement::{PageName, Replacement};
 pub use table::{
     Access, Decision, Discarded, Finished, Follower, Forked, Left, Outcome, Remapped, Seen, Table,
 };
+pub use under_way::{AREAS, Area, UnderWay};

@@ -855,7 +855,7 @@ impl Table {
         self.unregister(first, end, slots)
     }
 
-    /// Whether an operation that began at this page is under way although the page is another one now.
+    /// Whether an operation that began at this page is under way, and its page has been moved elsewhere since. It may be back.
     pub fn is_name(&self, page: Page) -> bool {
         self.forwards.iter().any(|forward| forward.began == page)
     }
