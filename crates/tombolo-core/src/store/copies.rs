@@ -219,7 +219,7 @@ impl Store {
         }
         self.copies.in_flight += 1;
         let io = self.works.begin(Work::Fetch { slot, from, to, buffer });
-        self.actions.push_back(Action::Read { io, from: location, buffer });
+        self.actions.push_back(Action::Read { io, from: location, buffer, pages: 1 });
         Begun::Yes
     }
 

@@ -22,6 +22,7 @@
 //!                     +-- release --> (free)                   read it, write a new place, attach that
 //! ```
 
+mod buffers;
 mod copies;
 mod growth;
 mod lenders;
@@ -143,6 +144,15 @@ pub struct Location {
     pub direct: Option<u64>,
 }
 
+impl Location {
+    /// The run that begins so many pages later.
+    #[must_use]
+    pub fn offset(self, pages: u32) -> Self {
+        let direct = self.direct.map(|address| address + u64::from(pages) * crate::pager::PAGE_BYTES);
+        Self { page: self.page + pages, direct, ..self }
+    }
+}
+
 /// What the caller is to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
@@ -171,14 +181,16 @@ pub enum Action {
         /// How many pages, which follow each other at both ends.
         pages: u32,
     },
-    /// Read a page into a buffer; report the end with [`Store::completed`].
+    /// Read pages into buffers; report the end of each with [`Store::completed`]: [`Io::offset`] names them.
     Read {
-        /// Names this read.
+        /// Names the read of the first page.
         io: Io,
-        /// The page.
+        /// That page.
         from: Location,
-        /// Number of the buffer.
+        /// Number of its buffer.
         buffer: u32,
+        /// How many pages, which follow each other at both ends.
+        pages: u32,
     },
     /// Tell the front end that a slot was written, or could not be.
     Written {
@@ -575,7 +587,8 @@ impl Store {
             self.give_back_unused(now_ns);
             self.copy(now_ns);
         }
-        self.actions.pop_front()
+        let action = self.actions.pop_front()?;
+        Some(self.joined(action))
     }
 
     /// When to call [`Store::poll`] at the latest.

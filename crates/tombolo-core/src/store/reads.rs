@@ -2,15 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::buffers::Buffers;
 use super::copies::NO_BUFFER_PAUSE_NS;
 use super::lenders::{LenderId, Place};
 use super::work::Work;
-use super::{Action, Ended, Gone, SlotId, Store};
+use super::{Action, Ended, Gone, Io, SlotId, Store};
 
 /// How often a read is repeated that fails though its lender is alive, and how much later each time: 5 s in all.
 /// Bounds, not measurements.
 const FAILURES_MAX: u32 = 32;
 const FAILED_PAUSE_NS: u64 = 10_000_000;
+
+/// Most pages of one message to a lender: 16 KiB.
+const JOINED_MOST: u32 = 4;
 
 /// Names a read of a front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,9 +47,7 @@ pub(super) struct Reads {
     open: BTreeMap<u64, Read>,
     /// Those that may still be read from another copy, by when.
     late: BTreeSet<(u64, u64)>,
-    /// Buffers that are free.
-    buffers: Vec<u32>,
-    buffers_max: u32,
+    buffers: Buffers,
     /// Buffers that are kept for reads of the other copy.
     reserve: usize,
     /// Reads that wait for a buffer: those that somebody waits for, and the others.
@@ -58,8 +60,7 @@ impl Reads {
             next: 0,
             open: BTreeMap::new(),
             late: BTreeSet::new(),
-            buffers: (0..buffers).rev().collect(),
-            buffers_max: buffers,
+            buffers: Buffers::new(buffers),
             reserve: if has_two { buffers as usize / 4 } else { 0 },
             waiting: Default::default(),
         }
@@ -71,12 +72,12 @@ impl Reads {
 
     /// A read may begin.
     fn may_begin(&self) -> bool {
-        self.buffers.len() > self.reserve
+        self.buffers.free() > self.reserve
     }
 
     /// A buffer for a background copy, which leaves most of them to front ends.
     pub(super) fn spare_buffer(&mut self) -> Option<u32> {
-        if self.buffers.len() as u32 > self.buffers_max / 2 { self.buffers.pop() } else { None }
+        if self.buffers.free() > self.buffers.count() / 2 { self.buffers.take() } else { None }
     }
 }
 
@@ -99,7 +100,7 @@ impl Store {
 
     /// The front end has used what a buffer held.
     pub fn buffer_done(&mut self, now_ns: u64, buffer: u32) {
-        self.reads.buffers.push(buffer);
+        self.reads.buffers.give_back(buffer);
         self.begin_waiting(now_ns);
     }
 
@@ -128,15 +129,15 @@ impl Store {
             .filter_map(|place| Some((self.lenders.cost_of_reading(place)?, place)))
             .min_by_key(|(cost, _)| *cost);
         let Some((_, place)) = best else { return false };
-        let Some(buffer) = self.reads.buffers.pop() else { return false };
+        let Some(buffer) = self.reads.buffers.take() else { return false };
         let Some(from) = self.lenders.location(place) else {
-            self.reads.buffers.push(buffer);
+            self.reads.buffers.give_back(buffer);
             return false;
         };
         let round_trip_ns = self.lenders.read_begins(place.lender());
         let late_ns = self.config.late_read_ns.max(4 * round_trip_ns);
         let io = self.works.begin(Work::Read { read, slot, place, buffer });
-        self.actions.push_back(Action::Read { io, from, buffer });
+        self.actions.push_back(Action::Read { io, from, buffer, pages: 1 });
         if let Some(known) = self.reads.open.get_mut(&read) {
             self.reads.late.remove(&(known.late_at_ns, read));
             known.asked.push(place);
@@ -147,6 +148,36 @@ impl Store {
             }
         }
         true
+    }
+
+    /// A read of a page that nobody waits for yet.
+    fn is_ahead(&self, io: &Io) -> bool {
+        let read = match self.works.get(io) {
+            Some(Work::Read { read, .. }) => *read,
+            _ => return false,
+        };
+        self.reads.open.get(&read).is_some_and(|known| known.ticket.waited_since_ns.is_none())
+    }
+
+    /// Joins reads ahead of need that are to be carried out next to this one, as far as they follow it at both ends: a message for all of them
+    /// costs what one for each page does. A page that somebody waits for comes alone, and as early as it can.
+    pub(super) fn joined(&mut self, action: Action) -> Action {
+        let Action::Read { io, from, buffer, mut pages } = action else { return action };
+        while pages < JOINED_MOST && from.direct.is_none() && self.is_ahead(&io) {
+            let next = Some((io.offset(pages), from.offset(pages), buffer + pages));
+            let follows = match self.actions.front() {
+                Some(Action::Read { io, from, buffer, pages: 1 }) if self.is_ahead(io) => {
+                    next == Some((io.offset(0), *from, *buffer))
+                }
+                _ => false,
+            };
+            if !follows {
+                break;
+            }
+            self.actions.pop_front();
+            pages += 1;
+        }
+        Action::Read { io, from, buffer, pages }
     }
 
     fn read_failed(&mut self, read: u64) {
@@ -183,7 +214,7 @@ impl Store {
             }
         }
         // This read's next attempt goes before others that wait for a buffer.
-        self.reads.buffers.push(buffer);
+        self.reads.buffers.give_back(buffer);
         if is_awaited && !is_good && matches!(ended, Ended::Done { .. }) {
             self.give_up_place(slot, place);
         }

@@ -19,6 +19,12 @@ impl Io {
     pub fn from_word(word: u64) -> Self {
         Self(word)
     }
+
+    /// The name of the read that begins so many after this one.
+    #[must_use]
+    pub fn offset(&self, reads: u32) -> Self {
+        Self(self.0 + u64::from(reads))
+    }
 }
 
 /// What a read or write is for.
@@ -79,6 +85,10 @@ impl Works {
         self.saves += usize::from(matches!(work, Work::Save { .. }));
         self.open.insert(self.next, work);
         Io(self.next)
+    }
+
+    pub(super) fn get(&self, io: &Io) -> Option<&Work> {
+        self.open.get(&io.0)
     }
 
     /// Ends one, unless it has ended before.

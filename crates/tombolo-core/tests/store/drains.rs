@@ -37,7 +37,7 @@ impl Two {
                 Action::Write { io, .. } => {
                     self.store.completed(now_ns, io, Ended::Done { checksum: 7 });
                 }
-                Action::Read { io, .. } => self.reads.push(io),
+                Action::Read { io, pages, .. } => self.reads.extend((0..pages).map(|page| io.offset(page))),
                 Action::Drained { .. } => self.is_drained = true,
                 Action::Arrived { buffer, .. } => self.store.buffer_done(now_ns, buffer.expect("it is read")),
                 Action::Written { result, .. } => assert_eq!(result, Ok(())),

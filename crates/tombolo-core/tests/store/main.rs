@@ -160,6 +160,8 @@ struct World {
     suspects: BTreeSet<u32>,
     /// Pages of each lender where late bytes were announced.
     never_free: HashMap<u32, u64>,
+    /// Messages that read several pages.
+    joined: u64,
 }
 
 fn checksum(contents: u64) -> u32 {
@@ -209,6 +211,7 @@ impl World {
             degraded: 0,
             suspects: BTreeSet::new(),
             never_free: HashMap::new(),
+            joined: 0,
         };
         for _ in 0..1 + world.random.below(4) {
             world.add_lender();
@@ -285,18 +288,21 @@ impl World {
                     self.at(land + end, Event::End { io });
                 }
             }
-            Action::Read { io, from, buffer } => {
+            Action::Read { io, from, buffer, pages } => {
                 let at = from.lender.0 as usize;
-                self.check_read(from);
                 let lender = &self.lenders[at];
                 let fails = lender.is_dead && !lender.is_readable;
                 let is_live = !lender.is_dead;
                 let fails = fails || (is_live && !self.is_healed && self.random.one_in(50));
-                let io = io.into_word();
                 let delay = if lender.is_dead { 1 } else { self.delay(at) };
-                self.doing
-                    .insert(io, Doing { at: from, pages: 1, from: None, buffer, fails, is_late: false });
-                self.at(delay, Event::End { io });
+                self.joined += u64::from(pages > 1);
+                for page in 0..pages {
+                    self.check_read(from.offset(page));
+                    let (io, at) = (io.offset(page).into_word(), from.offset(page));
+                    let buffer = buffer + page;
+                    self.doing.insert(io, Doing { at, pages: 1, from: None, buffer, fails, is_late: false });
+                    self.at(delay, Event::End { io });
+                }
             }
             Action::Written { slot, result } => {
                 let staged = self.writing.remove(&slot).expect("it was being written");
@@ -640,7 +646,7 @@ impl World {
         }
     }
 
-    fn read(&mut self, slot: SlotId) {
+    fn read(&mut self, slot: SlotId, is_awaited: bool) {
         let known = self.slots.get_mut(&slot).expect("a slot");
         if !self.store.share(slot) {
             return;
@@ -649,7 +655,7 @@ impl World {
         known.reads += 1;
         self.next_ticket += 1;
         self.tickets.insert(self.next_ticket, slot);
-        let waited_since_ns = self.random.one_in(2).then_some(self.now_ns);
+        let waited_since_ns = is_awaited.then_some(self.now_ns);
         self.store.read(self.now_ns, slot, Ticket { name: self.next_ticket, waited_since_ns });
     }
 
@@ -665,7 +671,14 @@ impl World {
             0..40 => self.new_slots(),
             40..65 => {
                 if let Some(slot) = self.some_stored() {
-                    self.read(slot);
+                    let is_awaited = self.random.one_in(2);
+                    self.read(slot, is_awaited);
+                    let is_ahead = self.random.one_in(2);
+                    for next in (slot + 1..slot + 6).filter(|_| is_ahead) {
+                        if self.slots.get(&next).is_some_and(|slot| slot.stored) {
+                            self.read(next, false);
+                        }
+                    }
                 }
             }
             65..70 => {
@@ -949,7 +962,7 @@ impl World {
             assert!(known.users > 0 && known.reads == 0);
         }
         for slot in self.slots.keys().copied().collect::<Vec<_>>() {
-            self.read(slot);
+            self.read(slot, true);
             self.event(Event::Poll);
         }
         self.run_for(60 * S);
@@ -985,10 +998,12 @@ impl World {
 #[test]
 fn every_page_is_what_was_written_while_a_lender_of_it_lives() {
     let (mut lost, mut moved, mut restored, mut doubled, mut other, mut corrupt) = (0, 0, 0, 0, 0, 0);
-    Seeds::from_environment(400).run("cargo test -p tombolo-core --test store", |seed| {
+    let mut joined = 0;
+    let count = Seeds::from_environment(400).run("cargo test -p tombolo-core --test store", |seed| {
         let world = World::new(seed, Planted::Nothing).run();
         let counters = world.store.counters();
         lost += world.lost;
+        joined += world.joined;
         moved += counters.copies_moved + counters.writes_moved;
         restored += counters.copies_restored;
         doubled += counters.reads_doubled;
@@ -998,8 +1013,9 @@ fn every_page_is_what_was_written_while_a_lender_of_it_lives() {
     });
     println!(
         "{lost} slots lost, {moved} copies moved, {restored} restored, {doubled} reads doubled, {other} by the other, \
-         {corrupt} corrupt pages found"
+         {corrupt} corrupt pages found, {joined} messages that read several pages"
     );
+    assert!(count < 10 || joined > 0);
 }
 
 /// Seeds with which a planted mistake is found.

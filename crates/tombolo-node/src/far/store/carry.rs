@@ -22,8 +22,11 @@ fn offset_of(page: Source) -> u64 {
     u64::from(page) * PAGE_BYTES
 }
 
-/// The number of a transfer in the engine: the store's, and which buffer it reads into.
-const BUFFER_SHIFT: u32 = 44;
+/// The number of a transfer in the engine: the store's of its first page, the buffer that this is read into, and how many pages follow.
+const BUFFER_SHIFT: u32 = 40;
+const FOLLOWING_SHIFT: u32 = 52;
+/// Most pages that follow.
+const FOLLOWING_MOST: u32 = 0xf;
 /// A write.
 const NO_BUFFER: u64 = 0xfff;
 
@@ -60,7 +63,7 @@ impl FarStore {
                 None => {}
             },
             Action::Write { io, to, from, pages } => self.write_to(io, to, from, pages),
-            Action::Read { io, from, buffer } => self.read_from(io, from, buffer),
+            Action::Read { io, from, buffer, pages } => self.read_from(&io, from, buffer, pages),
             Action::Written { slot, result } => {
                 let mut writing = self.writing.lock();
                 if writing.open.remove(&slot) && result.is_err() {
@@ -118,13 +121,17 @@ impl FarStore {
             size_bytes: length_bytes as u32,
             notification: None,
             class: Some(class),
-            user: self.user(io.into_word(), NO_BUFFER),
+            user: self.user(io.into_word(), NO_BUFFER, 1),
         };
         self.post(&lender, transfer);
     }
 
-    fn read_from(&self, io: Io, from: Location, buffer: u32) {
-        let Some(lender) = self.lender(from.lender) else { return self.end(io, Ended::Failed) };
+    fn end_reads(&self, io: &Io, pages: u32) {
+        (0..pages).for_each(|page| self.end(io.offset(page), Ended::Failed));
+    }
+
+    fn read_from(&self, io: &Io, from: Location, buffer: u32, pages: u32) {
+        let Some(lender) = self.lender(from.lender) else { return self.end_reads(io, pages) };
         let offset = offset_of(Source::Buffer(buffer));
         if from.direct.is_some() {
             let window = lender.windows.lock().get(&from.segment).cloned();
@@ -134,7 +141,8 @@ impl FarStore {
                 buffers.copy_by_kernel(offset as usize, &window.memory, at, PAGE_BYTES as usize).is_ok()
             });
             let ended = if copied { Ended::Done { checksum: self.checksum(offset) } } else { Ended::Failed };
-            return self.end(io, ended);
+            debug_assert_eq!(pages, 1, "what the kernel copies is not joined");
+            return self.end(io.offset(0), ended);
         }
         let transfer = Transfer {
             direction: Direction::Read,
@@ -142,10 +150,10 @@ impl FarStore {
             own_domain: BUFFERS,
             source_address: u64::from(from.page) * PAGE_BYTES,
             destination_address: offset,
-            size_bytes: PAGE_BYTES as u32,
+            size_bytes: pages * PAGE_BYTES as u32,
             notification: None,
             class: None,
-            user: self.user(io.into_word(), u64::from(buffer)),
+            user: self.user(io.offset(0).into_word(), u64::from(buffer), pages),
         };
         self.post(&lender, transfer);
     }
@@ -153,26 +161,38 @@ impl FarStore {
     fn post(&self, lender: &super::Lender, transfer: Transfer) {
         let user = transfer.user;
         if self.node.post(lender.peer.id, transfer).is_err() {
-            self.end(Io::from_word(user & ((1 << BUFFER_SHIFT) - 1)), Ended::Failed);
+            let following = (user >> FOLLOWING_SHIFT) as u32 & FOLLOWING_MOST;
+            self.end_reads(&Io::from_word(user & ((1 << BUFFER_SHIFT) - 1)), 1 + following);
         }
     }
 
-    fn user(&self, io: u64, buffer: u64) -> u64 {
-        self.owner.user(buffer << BUFFER_SHIFT | io)
+    fn user(&self, io: u64, buffer: u64, pages: u32) -> u64 {
+        self.owner.user(u64::from(pages - 1) << FOLLOWING_SHIFT | buffer << BUFFER_SHIFT | io)
     }
 
-    /// The read or write of a transfer's number, and the checksum of what was read.
-    pub(super) fn of_transfer(&self, word: u64, result: Result<(), TransferError>) -> (Io, Ended) {
-        let io = Io::from_word(word & ((1 << BUFFER_SHIFT) - 1));
-        let ended = match (word >> BUFFER_SHIFT, result) {
+    /// The write, or the reads, of a transfer's number, and the checksum of each page that was read.
+    pub(super) fn of_transfer(
+        &self,
+        word: u64,
+        result: Result<(), TransferError>,
+    ) -> impl Iterator<Item = (Io, Ended)> {
+        let first = Io::from_word(word & ((1 << BUFFER_SHIFT) - 1));
+        let following = (word >> FOLLOWING_SHIFT) as u32 & FOLLOWING_MOST;
+        (0..=following).map(move |page| (first.offset(page), self.ended(word, page, result)))
+    }
+
+    /// How a page of a transfer has ended.
+    fn ended(&self, word: u64, page: u32, result: Result<(), TransferError>) -> Ended {
+        match (word >> BUFFER_SHIFT & NO_BUFFER, result) {
             (_, Err(TransferError::Refused(_) | TransferError::Local(_))) => Ended::Failed,
             // Nobody knows what is still on its way.
             (NO_BUFFER, Err(_)) => Ended::MayStillArrive,
             (_, Err(_)) => Ended::Failed,
             (NO_BUFFER, Ok(())) => Ended::Done { checksum: 0 },
-            (buffer, Ok(())) => Ended::Done { checksum: self.checksum(buffer * PAGE_BYTES) },
-        };
-        (io, ended)
+            (buffer, Ok(())) => {
+                Ended::Done { checksum: self.checksum((buffer + u64::from(page)) * PAGE_BYTES) }
+            }
+        }
     }
 
     /// The checksum of a page of the buffer memory.

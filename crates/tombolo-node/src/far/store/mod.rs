@@ -364,8 +364,9 @@ impl FarStore {
             while let Some(event) = self.node_events.take() {
                 match event {
                     NodeEvent::Completed { user, result } => {
-                        let (io, ended) = self.of_transfer(user, result);
-                        self.store.lock().completed(self.now_ns(), io, ended);
+                        for (io, ended) in self.of_transfer(user, result) {
+                            self.store.lock().completed(self.now_ns(), io, ended);
+                        }
                     }
                     NodeEvent::Lost { peer, reason } => self.peer_lost(peer, reason),
                 }
