@@ -724,6 +724,7 @@ impl Evictor {
             let (now, entry) = table.states.operation(page);
             let is_here = now == page && table.states.get(page) == entry;
             let event = if index < count {
+                Counters::add(&self.pager.stats.counters.read_only_drops, 1);
                 if !is_here {
                     self.look_at_dropped(&batch.space, table, page);
                 }

@@ -57,6 +57,8 @@ counters! {
     pages_out,
     /// Evicted pages that far memory already held.
     clean_drops,
+    /// Evicted pages of mappings that are not writable: each was copied where it was, and dropped there.
+    read_only_drops,
     /// Evicted pages that held only zeroes.
     zero_drops,
     /// Evictions given up (the page was wanted, a fork was under way, or the page could not be read).

@@ -142,7 +142,7 @@ fn through_gate<T>(held: &Held, command: u32, work: impl FnOnce() -> T) -> Optio
 }
 
 /// Pages moved by one system call while the gate is held: a fault waits for them.
-const PAGES_AT_ONCE: usize = 4;
+const PAGES_AT_ONCE: usize = 16;
 
 /// Moves the pages of `count` spans to a staging area, one page after the
 /// other. A page that the kernel has pinned (a device or io_uring writes to it)

@@ -33,6 +33,8 @@ pub struct UnderWay {
     command: u32,
     /// Areas that a batch has.
     taken: [bool; AREAS],
+    /// Areas in which something lies, perhaps, that no batch needs any more.
+    littered: [bool; AREAS],
 }
 
 impl UnderWay {
@@ -54,8 +56,12 @@ impl UnderWay {
     /// The agent gets this command, not 0, to move the pages of a batch; where to.
     pub fn begin(&mut self, command: u32) -> Option<Area> {
         let number = self.taken.iter().position(|taken| !taken).filter(|_| self.command == 0)?;
-        let area = Area { number, emptied: if self.is_nothing() { AREAS } else { 1 } };
+        // With it those behind it whose pages nobody needs.
+        let behind = self.taken.iter().zip(&self.littered).skip(number + 1);
+        let emptied = 1 + behind.take_while(|(taken, littered)| !**taken && **littered).count();
+        self.littered[number..number + emptied].fill(false);
         self.taken[number] = true;
+        let area = Area { number, emptied };
         self.command = command;
         Some(area)
     }
@@ -88,6 +94,9 @@ impl UnderWay {
         if let Some(taken) = area.and_then(|area| self.taken.get_mut(area.number)) {
             *taken = false;
         }
+        if let Some(littered) = area.and_then(|area| self.littered.get_mut(area.number)) {
+            *littered = true;
+        }
     }
 }
 
@@ -103,19 +112,22 @@ mod tests {
     fn the_agent_moves_one_batch_while_another_is_saved() {
         let mut under_way = UnderWay::default();
         assert!(under_way.is_nothing());
-        assert_eq!((under_way.can_move(), under_way.begin(5)), (true, area(0, 2)));
+        assert_eq!((under_way.can_move(), under_way.begin(5)), (true, area(0, 1)));
         assert_eq!((under_way.command(), under_way.can_move(), under_way.begin(6)), (5, false, None));
         under_way.answered(5);
         assert!(!under_way.is_nothing());
         assert_eq!(under_way.begin(6), area(1, 1));
         under_way.answered(6);
         assert_eq!((under_way.command(), under_way.can_move(), under_way.begin(7)), (0, false, None));
-        under_way.ended(5, area(0, 2));
+        under_way.ended(5, area(0, 1));
         assert_eq!(under_way.begin(7), area(0, 1), "what the other area has is needed");
         under_way.ended(6, area(1, 1));
         assert_eq!(under_way.command(), 7, "the end of another batch");
         under_way.ended(7, area(0, 1));
         assert!(under_way.is_nothing());
+        assert_eq!(under_way.begin(8), area(0, 2), "nobody needs what the other area has");
+        under_way.ended(8, area(0, 2));
+        assert_eq!(under_way.begin(9), area(0, 1), "which was emptied");
     }
 
     #[test]
