@@ -182,7 +182,8 @@ fn serve(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
                 }
             }
         }
-        helps &= served;
+        // Where a fault wakes one of many, it may have woken the one that has no processor: this one's set does not tell.
+        helps = helps && (served || handler.help());
         // A handler that polls for a far page maps nothing meanwhile: the page would wait.
         if !served && !spinning {
             handler.go_on();
