@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tombolo_core::pager::batch::{At, Contents, Event, Victim, note_taken, sort_out, written};
 use tombolo_core::pager::{
-    Access, Area, Decision, Entry, Frame, Frames, Outcome, Page, Remains, Saved, Seen, State, Table, UnderWay,
+    AREAS, Access, Area, Decision, Entry, Frame, Frames, Outcome, Page, Remains, Saved, Seen, State, Table,
+    UnderWay,
 };
 use tombolo_core::store::{Action, Config, Lent, Newcomer, Store};
 use tombolo_random::{Random, Seeds};
@@ -101,6 +102,8 @@ struct Space {
     under_way: UnderWay,
     /// The first one is saved first.
     batches: Vec<Batch>,
+    /// What lies in the staging areas.
+    areas: [BTreeMap<u32, u64>; AREAS],
     fetches: Vec<Page>,
     /// Faults that the kernel has reported, and nobody has read yet.
     unread: Vec<(Page, Access)>,
@@ -614,11 +617,13 @@ impl World {
         let space = self.space(id);
         let area = space.under_way.begin(command);
         assert!(area.is_some(), "an agent that can move has an area for it");
-        let overlaps = space
+        let is_apart = space
             .batches
             .iter()
             .all(|batch| batch.area.map(|area| area.number) != area.map(|area| area.number));
-        assert!(overlaps, "two batches in one area");
+        assert!(is_apart, "two batches in one area");
+        // The agent empties them before it moves anything.
+        space.areas[area.expect("an area").all()].iter_mut().for_each(BTreeMap::clear);
         space.batches.push(Batch { command, area, leaving, is_saving: false, cancelled: false });
         self.overlaps += u64::from(self.spaces[&id].batches.len() > 1);
     }
@@ -634,9 +639,7 @@ impl World {
         let is_moved = self.is_exclusive(id, page) && !is_pinned;
         let far = &self.far;
         let space = self.spaces.get_mut(&id).expect("a space");
-        let leaving = &mut space.batches[moving].leaving[index];
         let found = space.memory.present.get(&page).map(|present| (present.contents, present.pinned));
-        leaving.is_done = true;
         // The table keeps the slot of such a page but for a write fault from before, which gives it up (decision 2).
         let has_fault = space.unread.iter().any(|(other, _)| *other == page);
         let event = match found {
@@ -646,7 +649,9 @@ impl World {
             None => Event::NotThere,
             Some((contents, _)) => {
                 space.memory.present.remove(&page);
-                leaving.contents = Some(contents);
+                let area = space.batches[moving].area.expect("an area");
+                space.areas[area.number].insert(index as u32, contents);
+                let leaving = &space.batches[moving].leaving[index];
                 if let (true, Some(slot)) = (leaving.victim.is_stored(), leaving.victim.slot()) {
                     assert_eq!(far[&slot], contents, "a clean page is as its slot");
                 }
@@ -657,6 +662,8 @@ impl World {
                 }
             }
         };
+        let leaving = &mut space.batches[moving].leaving[index];
+        leaving.is_done = true;
         leaving.victim.happened(event);
     }
 
@@ -697,6 +704,12 @@ impl World {
         let space = self.spaces.get_mut(&id).expect("a space");
         let batch = &mut space.batches[0];
         batch.is_saving = true;
+        let area = &space.areas[batch.area.expect("an area").number];
+        for leaving in &mut batch.leaving {
+            if let At::Moved(index) = leaving.victim.at {
+                leaving.contents = area.get(&index).copied();
+            }
+        }
         if is_next && !batch.leaving.iter().any(|leaving| leaving.victim.at == At::Kept) {
             space.under_way.answered(batch.command);
         }

@@ -177,7 +177,7 @@ impl Reception {
             return;
         }
         self.pager.room.set_limited(&space.account, false);
-        // What lies in its staging area stays there: it pushes others out as little as its other pages.
+        // What lies in its staging areas stays there: it pushes others out as little as its other pages.
         space.clear_all_staged(&self.pager.room);
         // There is room for those that wait for it.
         self.pager.evictor.ring();

@@ -14,7 +14,7 @@
 //! changes mappings by system calls of its own, such pages stay.
 //!
 //! The agent answers when it can. Until then the batch waits, and others go on: the program
-//! may be frozen, and its agent with it. When it has answered, it is told to move the next pages before these are read and saved, where room is
+//! may be frozen, and its agent with it. While lenders write a batch, agents move the next pages, where room is
 //! still short ([`UnderWay`](tombolo_core::pager::UnderWay)).
 
 use std::sync::Arc;
@@ -122,6 +122,15 @@ impl Batch {
         Self { space, agent, victims, shared: Vec::new(), command, area: None, begun: 0, awaits }
     }
 
+    /// The pages that are to leave by it.
+    fn pages(&self) -> usize {
+        let own = match &self.awaits {
+            Awaits::Agent(Task::Own(leaving)) => leaving.chosen.len() + leaving.shared.len(),
+            _ => 0,
+        };
+        self.victims.len() + own
+    }
+
     /// It waits for its agent, and for nothing else.
     pub(crate) fn is_with_its_agent(&self) -> bool {
         matches!(self.awaits, Awaits::Agent(_))
@@ -157,10 +166,11 @@ impl Evictor {
         };
         let command = self.next_command();
         let Claimed { victims, refused, area } = self.claim(space, &leaving, command);
+        debug_assert_eq!(victims.is_empty(), area.is_none(), "victims without an area");
         if self.pager.far.slots().has_actions() {
             self.pager.flush_far();
         }
-        if victims.is_empty() {
+        if area.is_none() {
             return refused_attempt(refused);
         }
         Counters::add(&self.pager.stats.counters.batches, 1);
@@ -219,11 +229,7 @@ impl Evictor {
                 replacement.reinsert(PageName::new(space.index, page));
                 entry.with_queued(true).with_referenced(false)
             };
-            if entry.is_referenced()
-                || !table.under_way.can_move()
-                || !space.has_agent()
-                || table.states.is_name(page)
-            {
+            if entry.is_referenced() || !space.can_evict(&table) || table.states.is_name(page) {
                 table.states.set(page, again(entry));
                 continue;
             }
@@ -284,7 +290,9 @@ impl Evictor {
     /// Goes on with every batch whose agent has answered.
     pub(crate) fn collect(&mut self) {
         let mut index = 0;
-        while let Some(batch) = self.batches.get(index) {
+        // Those that begin meanwhile have their turn in the next pass: others wait, too, for what is done between passes.
+        for _ in 0..self.batches.len() {
+            let Some(batch) = self.batches.get(index) else { break };
             let answer = match batch.awaits {
                 Awaits::Agent(_) => match batch.space.answer(&batch.agent) {
                     Ok(None) => {
@@ -339,19 +347,28 @@ impl Evictor {
     }
 
     /// A batch is being saved, which takes time. Where nothing of it is left for its agent, and room is short even when all that is on its
-    /// way out has left, the agent moves the next pages meanwhile.
+    /// way out has left, agents move the next pages meanwhile.
     fn begin_next(&mut self, batch: &Batch) {
-        if batch.victims.iter().any(|victim| victim.at == At::Kept) {
+        // Pages that were shared are made their processes' own before anything else, which nothing else may be under way for. And while a
+        // lender is silent, what is moved out could not be had for long.
+        if batch.victims.iter().any(|victim| victim.at == At::Kept)
+            || self.pager.replacement.lock().has_retries()
+            || self.pager.far.slots().waits_for_lender()
+        {
             return;
         }
         batch.space.lock().under_way.answered(batch.command);
-        let leaving = self.batches.iter().chain([batch]).map(|batch| batch.victims.len()).sum::<usize>();
+        let leaving = self.batches.iter().chain([batch]).map(Batch::pages).sum();
         if self.pager.short_of(leaving) == 0 {
             return;
         }
         let view = self.view(false);
-        if let (attempt @ Attempt::Begun(1..), looked_at) = self.make_room(leaving) {
-            self.eviction.made_room(attempt, looked_at as u64, &view);
+        match self.make_room(leaving) {
+            (attempt @ Attempt::Begun(1..), looked_at) => {
+                self.eviction.made_room(attempt, looked_at as u64, &view);
+            }
+            // The main loop finds the same, and what follows from it.
+            (_, looked_at) => self.eviction.looked_at(looked_at as u64),
         }
     }
 
@@ -364,12 +381,17 @@ impl Evictor {
     /// Pages of processes that have little to give stay in their staging areas until these are used again. Where that is much, other areas
     /// than the last one are emptied.
     pub(crate) fn clear_staging(&mut self) {
-        if !self.pager.room.is_staging_full() {
-            return;
+        if self.pager.room.is_staging_full() {
+            let last = self.last;
+            self.empty_areas(|space| space != last);
         }
+    }
+
+    /// Tells agents to empty their staging areas, where something lies in them and nothing is under way.
+    pub(crate) fn empty_areas(&mut self, is_meant: impl Fn(u32) -> bool) {
         for space in self.pager.all_spaces() {
-            let is_other = space.has_staged() && space.index != self.last;
-            let Some(agent) = space.agent().filter(|_| is_other) else { continue };
+            let is_meant = space.has_staged() && is_meant(space.index);
+            let Some(agent) = space.agent().filter(|_| is_meant) else { continue };
             let command = self.next_command();
             {
                 let mut table = space.lock();
@@ -451,10 +473,10 @@ impl Evictor {
     ) -> Vec<PageName> {
         let left = victims.iter().filter(|victim| victim.leaves());
         self.evicted(left.count() as u64);
-        // They have been moved to the staging area, and lie there until it is used again.
-        let staged = victims.iter().filter(|victim| matches!(victim.at, At::Moved(_) | At::Gone)).count();
+        // They lie there until the area is used again.
+        let staged = victims.iter().filter(|victim| victim.is_in_area).count();
         let shared = self.end(space, victims);
-        if let Some(area) = area.filter(|_| space.has_agent()) {
+        if let Some(area) = area {
             space.add_staged(&self.pager.room, area, staged as u32);
         }
         shared

@@ -166,9 +166,10 @@ impl Evictor {
     }
 
     /// No room can be made for the first of the faults that wait. They must not hang.
-    fn give_up(&self, faults: usize, cause: Cause) {
+    fn give_up(&mut self, faults: usize, cause: Cause) {
         if cause == Cause::Immovable {
-            // Nothing here can be evicted: the limit gives way.
+            // What agents have in their areas can go, if they answer. Nothing else here can: the limit gives way.
+            self.empty_areas(|_| true);
             let allowed_pages = self.pager.room.allow(faults as u64);
             self.pager.say_once_with("overdraft", || {
                 format!(
@@ -252,7 +253,7 @@ impl Evictor {
                 let Some(space) = self.pager.space(index) else { continue };
                 let mut table = space.lock();
                 // An agent without a command can be given one; without an agent, nothing leaves.
-                let able = space.has_agent() && table.under_way.can_move();
+                let able = space.can_evict(&table);
                 let can_own = able && table.under_way.is_nothing();
                 let stays = !space.has_agent() && space.gets_no_agent();
                 for &(name, is_retry) in run {
@@ -300,8 +301,8 @@ impl Evictor {
         }
     }
 
-    /// Begins to evict from every space that has pages to give, besides so many that are on their way out. Also returns how many names were
-    /// looked at.
+    /// Begins to evict from every space that has pages to give, where `leaving` pages are on their way out already. Also returns how many names
+    /// were looked at.
     pub(crate) fn make_room(&mut self, leaving: usize) -> (Attempt, usize) {
         let (batches, frames, looked_at) = self.select(self.pager.short_of(leaving).clamp(BATCH / 2, BATCH));
         if looked_at == 0 {

@@ -52,7 +52,7 @@ pub type Notify = Box<dyn Fn(&str) + Send + Sync>;
 
 /// Everything the handlers, the evictor and the attach thread share.
 pub struct Pager {
-    /// How much is resident, and how much may be, besides the staging area.
+    /// How much is resident, and how much may be, besides one staging area.
     pub room: Room,
     /// Pages that forks share.
     pub(crate) sharing: Sharing,
@@ -177,7 +177,7 @@ impl Pager {
         keeper: Keeper,
         notify: Notify,
     ) -> std::io::Result<Self> {
-        // What waits in the staging area is local memory, too.
+        // What lies in one staging area is local memory, too; what lies in others counts.
         let limit_pages = (limit_bytes / PAGE_BYTES).saturating_sub(AREA_PAGES as u64);
         let mut polls = Vec::with_capacity(handlers);
         for _ in 0..handlers {

@@ -4,7 +4,7 @@
 //! they do not push the others out; and where nothing else can be evicted either, the limit
 //! gives way by an *allowance*, which shrinks again while evictions succeed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tombolo_core::pager::Spare;
@@ -32,7 +32,7 @@ pub struct Room {
     /// Limited or not: one number, so that pages that pass from one kind to the other are seen once.
     resident: AtomicU64,
     peak: AtomicU64,
-    /// Pages in the staging areas of all spaces.
+    /// Pages in the staging areas of all spaces. It guards the number of each area, too.
     staged: Mutex<u64>,
 }
 
@@ -135,11 +135,15 @@ impl Room {
         self.resident.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// In a staging area of a space were so many pages, and are so many now. What is there beyond one full area, for which there is room
+    /// Changes the number of pages that lie in a staging area of a space. What lies in all areas beyond one full area, for which there is room
     /// besides the limit, counts: pages stay there until the area is used again. The pages have just been counted where they were, so this
     /// makes no peak.
-    pub fn set_staged(&self, was: u64, now: u64) {
+    pub fn change_staged(&self, area: &AtomicU32, change: impl FnOnce(u32) -> u32) {
         let mut staged = self.staged.lock();
+        let was = area.load(Ordering::Relaxed);
+        let now = change(was);
+        area.store(now, Ordering::Relaxed);
+        let (was, now) = (u64::from(was), u64::from(now));
         let counted = |staged: u64| staged.saturating_sub(AREA_PAGES as u64);
         let before = counted(*staged);
         *staged = (*staged + now).saturating_sub(was);

@@ -49,6 +49,8 @@ fn ability(space: &Space, table: &Table, is_late: impl Fn(u32) -> bool) -> Abili
     if space.has_agent() {
         return match table.under_way.command() {
             0 if table.under_way.is_nothing() => Ability::Now,
+            // A batch has to wait before it can end.
+            0 => Ability::Later,
             command if is_late(command) => Ability::Later,
             _ => Ability::Soon,
         };
@@ -204,7 +206,7 @@ impl Evictor {
         let mut order = Order::default();
         {
             let mut table = space.lock();
-            if table.closed || !table.under_way.begin_alone(command) {
+            if table.closed || !space.can_evict(&table) || !table.under_way.begin_alone(command) {
                 drop(table);
                 self.put_back(space, leaving);
                 return Attempt::NoVictims;
@@ -322,8 +324,7 @@ impl Evictor {
                 && entry.is_verified()
                 && !table.states.is_name(sharer.page)
                 && !table.closed
-                && table.under_way.can_move()
-                && space.has_agent();
+                && space.can_evict(table);
             match is_possible.then(|| self.claim_frame(table, sharer)) {
                 Some(Ok(victim)) => victims.push(victim),
                 Some(Err(reason)) => {

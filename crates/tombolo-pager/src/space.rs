@@ -37,7 +37,7 @@ pub struct Table {
     pub prefetch: Prefetch,
     /// What a first touch brings.
     pub touches: Touches,
-    /// What is on its way out.
+    /// Pages on their way out, and the agent's command.
     pub under_way: UnderWay,
     /// Pages, in no operation, that the agent's command has it touch: spans in order.
     pub touching: Vec<(Page, u32)>,
@@ -67,7 +67,7 @@ pub struct Table {
 pub struct Order {
     /// Move these to a staging area.
     pub move_out: Vec<(Page, u32)>,
-    /// That one.
+    /// The staging area to which they are moved.
     pub area: Option<Area>,
     /// Drop these.
     pub drop: Vec<(Page, u32)>,
@@ -238,6 +238,8 @@ pub struct Space {
 /// Attempts to take a lock before its thread sleeps: as long as a fault takes (10 us). Waking a thread on
 /// another processor takes 20-50 us.
 const LOCK_ATTEMPTS: u32 = 200;
+
+const _: () = assert!(AREAS == tombolo_core::pager::AREAS, "the machine has the areas that programs have");
 
 /// Takes a lock that is mostly held for less time than it takes to wake a thread.
 fn lock_actively<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -421,6 +423,11 @@ impl Space {
         self.program.lock().clone()
     }
 
+    /// Whether pages can leave now: their agent has no command, and is not about to be dismissed.
+    pub fn can_evict(&self, table: &Table) -> bool {
+        self.has_agent() && table.under_way.can_move() && !self.ending.load(Ordering::Acquire)
+    }
+
     /// Whether evictions from here are possible at all.
     pub fn has_agent(&self) -> bool {
         self.has_agent.load(Ordering::Acquire)
@@ -599,20 +606,19 @@ impl Space {
     /// Nothing lies in these staging areas of it any more.
     pub fn clear_staged(&self, room: &Room, areas: std::ops::Range<usize>) {
         for staged in self.staged.get(areas).into_iter().flatten() {
-            room.set_staged(staged.swap(0, Ordering::Relaxed).into(), 0);
+            room.change_staged(staged, |_| 0);
         }
     }
 
-    /// Nothing lies in any of them.
+    /// Nothing lies in any staging area of it any more.
     pub fn clear_all_staged(&self, room: &Room) {
         self.clear_staged(room, 0..AREAS);
     }
 
-    /// So many more pages lie in an area.
+    /// `pages` more lie in an area, if there is an agent that will empty it.
     pub fn add_staged(&self, room: &Room, area: Area, pages: u32) {
         if let Some(staged) = self.staged.get(area.number) {
-            staged.fetch_add(pages, Ordering::Relaxed);
-            room.set_staged(0, pages.into());
+            room.change_staged(staged, |was| if self.has_agent() { was + pages } else { was });
         }
     }
 

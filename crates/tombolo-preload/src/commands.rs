@@ -16,7 +16,7 @@ use crate::sys::{self, call};
 use crate::timing::{GATE_SPINS, RECHECK_MS};
 use crate::{agent, control, memory};
 
-const BUFFER_WORDS: usize = 2 * SPANS_MAX + 2;
+const BUFFER_WORDS: usize = 2 * SPANS_MAX + size_of::<Command>() / 8;
 struct Buffer(UnsafeCell<[u64; BUFFER_WORDS]>);
 // SAFETY: used by the one agent of this address space only; a forked child's uses the copy.
 unsafe impl Sync for Buffer {}

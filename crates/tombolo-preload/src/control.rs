@@ -91,7 +91,7 @@ static MAY_NOT_TURN: AtomicBool = AtomicBool::new(false);
 
 /// Bytes of the staging areas.
 pub const STAGING_BYTES: usize = STAGING_PAGES * PAGE_BYTES;
-/// The rights that they have in turn.
+/// The rights that staging areas have in turn.
 pub const STAGING_RIGHTS: [i32; 2] =
     [libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC];
 
@@ -118,7 +118,7 @@ pub fn clear_staging() -> bool {
     drop_pages(STAGING_PAGE, STAGING_PAGES)
 }
 
-/// Drops what lies in `count` of them; returns whether that was possible.
+/// Drops what lies in `count` staging areas; returns whether that was possible.
 pub fn clear_areas(first: usize, count: usize) -> bool {
     drop_pages(STAGING_PAGE + first * AREA_PAGES, count * AREA_PAGES)
 }

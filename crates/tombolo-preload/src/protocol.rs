@@ -152,8 +152,8 @@ pub const CANCELLED_OFFSET: usize = 64;
 /// meanwhile, also while it waits for the agent's drops. An event of a change that lies between two equal, even counts
 /// was made by a raw system call.
 pub const CHANGES_OFFSET: usize = 128;
-/// Offset of what the agent has begun of a command: 0 when the supervisor sends it; then 1 once its staging areas hold
-/// nothing but what this command moves there; of a command to drop, twice the number of ranges that are dropped, and one
+/// Offset of what the agent has begun of a command: 0 when the supervisor sends it; then 1 once the areas that
+/// it names are empty but for what this command moves there; of a command to drop, twice the number of ranges that are dropped, and one
 /// more while it drops the next. It tells when the agent is killed.
 pub const BEGUN_OFFSET: usize = 192;
 /// Bytes of the gate's memory.
@@ -173,7 +173,7 @@ pub struct Command {
     pub drop: u32,
     /// Ranges to make this process's own, where a fork shares them.
     pub own: u32,
-    /// That staging area.
+    /// The staging area to which they are moved.
     pub area: u32,
     /// How many areas are emptied, from that one on.
     pub emptied: u32,

@@ -142,12 +142,14 @@ pub struct Victim {
     pub is_retry: bool,
     /// It shares this frame.
     pub frame: Option<Frame>,
+    /// Memory that it had lies in the staging area of its program, whatever becomes of it.
+    pub is_in_area: bool,
 }
 
 impl Victim {
     /// A page that its agent is to move away.
     pub fn new(page: Page, contents: Contents) -> Self {
-        Self { page, at: At::Ordered, contents, is_retry: false, frame: None }
+        Self { page, at: At::Ordered, contents, is_retry: false, frame: None, is_in_area: false }
     }
 
     /// The eviction of a resident page that shares no frame begins. Also returns its entry from now on. An error: there is no slot for it.
@@ -248,6 +250,7 @@ impl Victim {
         let next = self.after(event);
         debug_assert!(next.is_some(), "{event:?} cannot happen to {self:?}");
         *self = next.unwrap_or(*self);
+        self.is_in_area |= matches!(event, Event::Moved(_) | Event::PerhapsMoved);
     }
 
     /// The page after this has happened. `None`: it cannot happen to it.

@@ -190,6 +190,11 @@ impl Eviction {
         }
     }
 
+    /// Names were looked at, and no page has left for that yet.
+    pub fn looked_at(&mut self, names: u64) {
+        self.looked_at += names;
+    }
+
     /// What came of the step [`Step::MakeRoom`], which looked at so many names. The view is the one that it was
     /// decided by.
     pub fn made_room(&mut self, attempt: Attempt, looked_at: u64, view: &View) {
@@ -301,7 +306,9 @@ impl Eviction {
     /// How long to wait for agents before anything else is done. None: no agent is at work, or those that are
     /// late are left to themselves because another space may have pages to give.
     fn agents_pause(&self, view: &View) -> Option<u64> {
-        let others = view.spaces > self.commands.len();
+        // A space may have a command with its agent and a batch that waits to be mapped again.
+        let with_agents = self.commands.values().filter(|command| !command.is_returning).count();
+        let others = view.spaces > with_agents;
         let late = |age_ns| age_ns > self.bounds.agent_late_ns;
         if !self.is_at_work(view.now_ns) || (others && self.working(view.now_ns).all(late)) {
             return None;

@@ -176,6 +176,11 @@ impl Replacement {
         self.retries.extend(names);
     }
 
+    /// Whether pages are to be tried again before any other.
+    pub fn has_retries(&self) -> bool {
+        !self.retries.is_empty()
+    }
+
     /// The next of the pages to try again, before any other. One that cannot leave this time either, because it is pinned or shared
     /// again, is to be reinserted.
     pub fn pop_retry(&mut self) -> Option<PageName> {

@@ -1,11 +1,11 @@
-//! What of one space is on its way out.
+//! What is under way in one space: pages on their way out, and the command that its agent has.
 //!
 //! A *batch* is pages of a space that leave together. Their agent moves them to an *area* of their program's, and answers; then the driver
 //! reads them there and saves them. An agent has one command at a time, and there are [`AREAS`] areas: so while a batch is being saved, the
 //! agent can move the next one.
 //!
-//! What has to be *alone* begins when nothing else is under way, and nothing begins until it has ended: a command by which the agent touches
-//! pages where they are, and a batch of which the agent has pages to drop.
+//! A command by which the agent touches pages where they are is *alone*: it begins when nothing else is under way, and nothing begins until it has
+//! ended. Nothing begins, either, until a batch has ended of which the agent has pages to drop.
 
 /// Areas of a space to which pages are moved.
 pub const AREAS: usize = 2;
@@ -15,7 +15,7 @@ pub const AREAS: usize = 2;
 pub struct Area {
     /// The number of the area.
     pub number: usize,
-    /// So many areas, from that one on, are emptied before: nothing that lies in them is needed.
+    /// The number of areas, from that one on, that are emptied before: nothing that lies in them is needed.
     pub emptied: usize,
 }
 
@@ -26,7 +26,7 @@ impl Area {
     }
 }
 
-/// What of one space is on its way out.
+/// What is under way in one space.
 #[derive(Clone, Debug, Default)]
 pub struct UnderWay {
     /// The command that nothing may follow yet; 0: none.
@@ -34,7 +34,7 @@ pub struct UnderWay {
     /// Areas that a batch has.
     taken: [bool; AREAS],
     /// Areas in which something lies, perhaps, that no batch needs any more.
-    littered: [bool; AREAS],
+    to_empty: [bool; AREAS],
 }
 
 impl UnderWay {
@@ -53,13 +53,13 @@ impl UnderWay {
         self.command == 0 && self.taken.contains(&false)
     }
 
-    /// The agent gets this command, not 0, to move the pages of a batch; where to.
+    /// The agent gets this command, not 0, to move the pages of a batch. Returns the area to which it moves them.
     pub fn begin(&mut self, command: u32) -> Option<Area> {
         let number = self.taken.iter().position(|taken| !taken).filter(|_| self.command == 0)?;
         // With it those behind it whose pages nobody needs.
-        let behind = self.taken.iter().zip(&self.littered).skip(number + 1);
-        let emptied = 1 + behind.take_while(|(taken, littered)| !**taken && **littered).count();
-        self.littered[number..number + emptied].fill(false);
+        let behind = self.taken.iter().zip(&self.to_empty).skip(number + 1);
+        let emptied = 1 + behind.take_while(|(taken, to_empty)| !**taken && **to_empty).count();
+        self.to_empty[number..number + emptied].fill(false);
         self.taken[number] = true;
         let area = Area { number, emptied };
         self.command = command;
@@ -94,8 +94,8 @@ impl UnderWay {
         if let Some(taken) = area.and_then(|area| self.taken.get_mut(area.number)) {
             *taken = false;
         }
-        if let Some(littered) = area.and_then(|area| self.littered.get_mut(area.number)) {
-            *littered = true;
+        if let Some(to_empty) = area.and_then(|area| self.to_empty.get_mut(area.number)) {
+            *to_empty = true;
         }
     }
 }

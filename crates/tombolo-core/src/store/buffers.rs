@@ -1,12 +1,11 @@
 //! Buffers that pages are read into.
 
-/// Buffers by number. They are given out in order, round and round, so that reads which begin one after the other mostly get neighbours: they
-/// can be one read then.
+/// Buffers by number, handed out in ascending order, cyclically, so that consecutive reads mostly get adjacent buffers and can be joined.
 #[derive(Debug)]
 pub(super) struct Buffers {
     is_free: Vec<bool>,
     free: usize,
-    /// Where the search for the next one begins.
+    /// The buffer where the search for a free one begins.
     next: usize,
 }
 
@@ -15,12 +14,12 @@ impl Buffers {
         Self { is_free: vec![true; count as usize], free: count as usize, next: 0 }
     }
 
-    /// How many are free.
+    /// The number of free buffers.
     pub(super) fn free(&self) -> usize {
         self.free
     }
 
-    /// How many there are.
+    /// The number of all buffers.
     pub(super) fn count(&self) -> usize {
         self.is_free.len()
     }
@@ -40,6 +39,10 @@ impl Buffers {
         debug_assert!(!*is_free, "buffer {buffer} is given back twice");
         self.free += usize::from(!*is_free);
         *is_free = true;
+        if self.free == self.count() {
+            // A read that is alone finds a buffer that was used just now.
+            self.next = 0;
+        }
     }
 }
 
@@ -58,5 +61,7 @@ mod tests {
         buffers.give_back(2);
         assert_eq!((buffers.free(), buffers.count(), buffers.take()), (1, 4, Some(2)));
         assert_eq!(Buffers::new(0).take(), None);
+        (0..4).for_each(|buffer| buffers.give_back(buffer));
+        assert_eq!(buffers.take(), Some(0));
     }
 }

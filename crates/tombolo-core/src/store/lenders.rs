@@ -450,6 +450,12 @@ impl Lenders {
         self.get_mut(id)?.take(id)
     }
 
+    /// Whether a lender that has to answer what is written to it is silent.
+    pub(super) fn is_one_silent(&self) -> bool {
+        let is_silent = |lender: &Lender| lender.state == LenderState::Active && lender.is_suspect;
+        self.ids().any(|id| self.get(id).is_some_and(is_silent))
+    }
+
     /// Takes a page at a lender that is being drained: better than none.
     pub(super) fn take_leaving(&mut self) -> Option<Place> {
         let may =

@@ -38,7 +38,7 @@ use crate::lookup::Lookup;
 
 pub use growth::{Lent, Refused};
 pub use lenders::{LenderId, LenderState, Newcomer, Place, Traffic};
-pub use reads::Ticket;
+pub use reads::{JOINED_MOST, Ticket};
 pub use roster::{MemberId, Roster, RosterAction, Who};
 pub use work::Io;
 pub use writes::Piece;
@@ -145,7 +145,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// The run that begins so many pages later.
+    /// The location `pages` further in the segment.
     #[must_use]
     pub fn offset(self, pages: u32) -> Self {
         let direct = self.direct.map(|address| address + u64::from(pages) * crate::pager::PAGE_BYTES);
@@ -355,6 +355,11 @@ impl Store {
     /// Whether all that the death or drain of a lender asks for has been found and done, or waits for a lender.
     pub fn is_settled(&self) -> bool {
         self.copies.is_idle()
+    }
+
+    /// Whether a lender is silent, so that what is written may take long.
+    pub fn waits_for_lender(&self) -> bool {
+        self.lenders.is_one_silent()
     }
 
     /// How a lender is.

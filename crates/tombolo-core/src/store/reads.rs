@@ -13,8 +13,8 @@ use super::{Action, Ended, Gone, Io, SlotId, Store};
 const FAILURES_MAX: u32 = 32;
 const FAILED_PAUSE_NS: u64 = 10_000_000;
 
-/// Most pages of one message to a lender: 16 KiB.
-const JOINED_MOST: u32 = 4;
+/// Most pages that one message reads: 16 KiB are the largest block of the engine, and the largest transfer that goes before evictions.
+pub const JOINED_MOST: u32 = 4;
 
 /// Names a read of a front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -150,28 +150,33 @@ impl Store {
         true
     }
 
-    /// A read of a page that nobody waits for yet.
-    fn is_ahead(&self, io: &Io) -> bool {
+    /// Whether this is the first attempt to read a page for which no thread waits.
+    fn is_ahead(&self, io: Io) -> bool {
         let read = match self.works.get(io) {
             Some(Work::Read { read, .. }) => *read,
             _ => return false,
         };
-        self.reads.open.get(&read).is_some_and(|known| known.ticket.waited_since_ns.is_none())
+        let is_first = |known: &Read| known.asked.len() == 1 && known.failures == 0;
+        let known = self.reads.open.get(&read);
+        known.is_some_and(|known| known.ticket.waited_since_ns.is_none() && is_first(known))
     }
 
-    /// Joins reads ahead of need that are to be carried out next to this one, as far as they follow it at both ends: a message for all of them
-    /// costs what one for each page does. A page that somebody waits for comes alone, and as early as it can.
+    /// Joins neighbouring reads ahead of need into one message, which costs about as much as a message for one page. The pages come together:
+    /// a thread that comes to the first of them meanwhile waits for the others, too. A page that a thread waits for already is read alone, and
+    /// so is one that could not be read. A message ends where the engine would begin another block.
     pub(super) fn joined(&mut self, action: Action) -> Action {
         let Action::Read { io, from, buffer, mut pages } = action else { return action };
-        while pages < JOINED_MOST && from.direct.is_none() && self.is_ahead(&io) {
-            let next = Some((io.offset(pages), from.offset(pages), buffer + pages));
-            let follows = match self.actions.front() {
-                Some(Action::Read { io, from, buffer, pages: 1 }) if self.is_ahead(io) => {
-                    next == Some((io.offset(0), *from, *buffer))
-                }
-                _ => false,
+        if from.direct.is_some() || !self.is_ahead(io) {
+            return action;
+        }
+        while !(buffer + pages).is_multiple_of(JOINED_MOST) {
+            let next = Action::Read {
+                io: io.offset(pages),
+                from: from.offset(pages),
+                buffer: buffer + pages,
+                pages: 1,
             };
-            if !follows {
+            if self.actions.front() != Some(&next) || !self.is_ahead(io.offset(pages)) {
                 break;
             }
             self.actions.pop_front();

@@ -5,8 +5,8 @@ use crate::lookup::Lookup;
 use super::SlotId;
 use super::lenders::{LenderId, Place};
 
-/// Names a read or write under way. It is given back once.
-#[derive(Debug, PartialEq, Eq)]
+/// Names a read or write under way. Its end is reported once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Io(u64);
 
 impl Io {
@@ -20,9 +20,9 @@ impl Io {
         Self(word)
     }
 
-    /// The name of the read that begins so many after this one.
+    /// The name of the read that was begun `reads` reads later.
     #[must_use]
-    pub fn offset(&self, reads: u32) -> Self {
+    pub fn offset(self, reads: u32) -> Self {
         Self(self.0 + u64::from(reads))
     }
 }
@@ -87,7 +87,7 @@ impl Works {
         Io(self.next)
     }
 
-    pub(super) fn get(&self, io: &Io) -> Option<&Work> {
+    pub(super) fn get(&self, io: Io) -> Option<&Work> {
         self.open.get(&io.0)
     }
 

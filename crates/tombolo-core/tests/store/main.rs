@@ -6,6 +6,7 @@
 #![expect(clippy::disallowed_types, reason = "this test only looks things up by key")]
 
 mod drains;
+mod joined;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
@@ -368,7 +369,8 @@ impl World {
 
     fn check_read(&self, from: Location) {
         let lender = &self.lenders[from.lender.0 as usize];
-        assert!(lender.lent.contains_key(&from.segment), "a read of a segment that was given back");
+        let is_lent = lender.lent.get(&from.segment).is_some_and(|pages| from.page < *pages);
+        assert!(is_lent, "a read of a segment that was given back, or beyond its end");
     }
 
     fn contents_of(&self, location: Location) -> u64 {

@@ -12,7 +12,7 @@ pub const HANDLER_REST: Duration = Duration::from_millis(4);
 /// once, in case the other one has no processor. A bound, not a measurement.
 pub const HANDLER_LONG_REST: Duration = Duration::from_secs(1);
 /// How long a handler waits for the agent to leave the gate before it serves other spaces. The agent moves at
-/// most four pages meanwhile (8 us): one that takes longer has lost its processor.
+/// most sixteen pages meanwhile (some 25 us, if they do not follow each other in memory): one that takes longer has lost its processor.
 pub const GATE_TIMEOUT: Duration = Duration::from_millis(2);
 
 /// After this time, what an address space put off by changing is looked at again. The change ends when its thread has

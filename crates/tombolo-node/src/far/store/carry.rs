@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tombolo_core::rdma::{Class, Direction, Transfer, TransferError};
-use tombolo_core::store::{Action, Ended, Io, Location, Source};
+use tombolo_core::store::{Action, Ended, Io, JOINED_MOST, Location, Source};
 use tombolo_wire::Domain;
 
 use super::lender::Job;
@@ -22,13 +22,41 @@ fn offset_of(page: Source) -> u64 {
     u64::from(page) * PAGE_BYTES
 }
 
-/// The number of a transfer in the engine: the store's of its first page, the buffer that this is read into, and how many pages follow.
-const BUFFER_SHIFT: u32 = 40;
-const FOLLOWING_SHIFT: u32 = 52;
-/// Most pages that follow.
-const FOLLOWING_MOST: u32 = 0xf;
-/// A write.
-const NO_BUFFER: u64 = 0xfff;
+/// What names a transfer to the engine: the [`Io`] of its first page, the buffer of that page (of a write [`NO_BUFFER`]), and the number of further
+/// pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Named {
+    io: u64,
+    buffer: u64,
+    further: u32,
+}
+
+const BUFFER_SHIFT: u32 = 44;
+const FURTHER_SHIFT: u32 = 54;
+const IO_MASK: u64 = (1 << BUFFER_SHIFT) - 1;
+const BUFFER_MASK: u64 = (1 << (FURTHER_SHIFT - BUFFER_SHIFT)) - 1;
+const FURTHER_MASK: u64 = 3;
+/// In place of a buffer, of a write.
+const NO_BUFFER: u64 = BUFFER_MASK;
+
+const _: () = assert!((READ_PAGES as u64) <= NO_BUFFER && (JOINED_MOST as u64) <= FURTHER_MASK + 1);
+
+impl Named {
+    fn into_word(self) -> u64 {
+        debug_assert!(self.io <= IO_MASK && self.buffer <= BUFFER_MASK, "{self:?}");
+        u64::from(self.further) << FURTHER_SHIFT | self.buffer << BUFFER_SHIFT | self.io
+    }
+
+    fn from_word(word: u64) -> Self {
+        let buffer = word >> BUFFER_SHIFT & BUFFER_MASK;
+        Self { io: word & IO_MASK, buffer, further: (word >> FURTHER_SHIFT & FURTHER_MASK) as u32 }
+    }
+
+    /// Its first page, and the others.
+    fn ios(self) -> impl Iterator<Item = (u32, Io)> {
+        (0..=self.further).map(move |page| (page, Io::from_word(self.io).offset(page)))
+    }
+}
 
 impl FarStore {
     /// Carries out what the store wants done, and what follows from that. Returns whether it has posted transfers: the next thread that
@@ -63,7 +91,7 @@ impl FarStore {
                 None => {}
             },
             Action::Write { io, to, from, pages } => self.write_to(io, to, from, pages),
-            Action::Read { io, from, buffer, pages } => self.read_from(&io, from, buffer, pages),
+            Action::Read { io, from, buffer, pages } => self.read_from(io, from, buffer, pages),
             Action::Written { slot, result } => {
                 let mut writing = self.writing.lock();
                 if writing.open.remove(&slot) && result.is_err() {
@@ -121,17 +149,18 @@ impl FarStore {
             size_bytes: length_bytes as u32,
             notification: None,
             class: Some(class),
-            user: self.user(io.into_word(), NO_BUFFER, 1),
+            user: self.user(Named { io: io.into_word(), buffer: NO_BUFFER, further: 0 }),
         };
         self.post(&lender, transfer);
     }
 
-    fn end_reads(&self, io: &Io, pages: u32) {
-        (0..pages).for_each(|page| self.end(io.offset(page), Ended::Failed));
+    fn all_failed(&self, named: Named) {
+        named.ios().for_each(|(_, io)| self.end(io, Ended::Failed));
     }
 
-    fn read_from(&self, io: &Io, from: Location, buffer: u32, pages: u32) {
-        let Some(lender) = self.lender(from.lender) else { return self.end_reads(io, pages) };
+    fn read_from(&self, io: Io, from: Location, buffer: u32, pages: u32) {
+        let named = Named { io: io.into_word(), buffer: u64::from(buffer), further: pages - 1 };
+        let Some(lender) = self.lender(from.lender) else { return self.all_failed(named) };
         let offset = offset_of(Source::Buffer(buffer));
         if from.direct.is_some() {
             let window = lender.windows.lock().get(&from.segment).cloned();
@@ -141,8 +170,8 @@ impl FarStore {
                 buffers.copy_by_kernel(offset as usize, &window.memory, at, PAGE_BYTES as usize).is_ok()
             });
             let ended = if copied { Ended::Done { checksum: self.checksum(offset) } } else { Ended::Failed };
-            debug_assert_eq!(pages, 1, "what the kernel copies is not joined");
-            return self.end(io.offset(0), ended);
+            assert_eq!(pages, 1, "what the kernel copies is not joined");
+            return self.end(io, ended);
         }
         let transfer = Transfer {
             direction: Direction::Read,
@@ -153,7 +182,7 @@ impl FarStore {
             size_bytes: pages * PAGE_BYTES as u32,
             notification: None,
             class: None,
-            user: self.user(io.offset(0).into_word(), u64::from(buffer), pages),
+            user: self.user(named),
         };
         self.post(&lender, transfer);
     }
@@ -161,13 +190,12 @@ impl FarStore {
     fn post(&self, lender: &super::Lender, transfer: Transfer) {
         let user = transfer.user;
         if self.node.post(lender.peer.id, transfer).is_err() {
-            let following = (user >> FOLLOWING_SHIFT) as u32 & FOLLOWING_MOST;
-            self.end_reads(&Io::from_word(user & ((1 << BUFFER_SHIFT) - 1)), 1 + following);
+            self.all_failed(Named::from_word(user));
         }
     }
 
-    fn user(&self, io: u64, buffer: u64, pages: u32) -> u64 {
-        self.owner.user(u64::from(pages - 1) << FOLLOWING_SHIFT | buffer << BUFFER_SHIFT | io)
+    fn user(&self, named: Named) -> u64 {
+        self.owner.user(named.into_word())
     }
 
     /// The write, or the reads, of a transfer's number, and the checksum of each page that was read.
@@ -176,14 +204,13 @@ impl FarStore {
         word: u64,
         result: Result<(), TransferError>,
     ) -> impl Iterator<Item = (Io, Ended)> {
-        let first = Io::from_word(word & ((1 << BUFFER_SHIFT) - 1));
-        let following = (word >> FOLLOWING_SHIFT) as u32 & FOLLOWING_MOST;
-        (0..=following).map(move |page| (first.offset(page), self.ended(word, page, result)))
+        let named = Named::from_word(word);
+        named.ios().map(move |(page, io)| (io, self.ended(named.buffer, page, result)))
     }
 
     /// How a page of a transfer has ended.
-    fn ended(&self, word: u64, page: u32, result: Result<(), TransferError>) -> Ended {
-        match (word >> BUFFER_SHIFT & NO_BUFFER, result) {
+    fn ended(&self, buffer: u64, page: u32, result: Result<(), TransferError>) -> Ended {
+        match (buffer, result) {
             (_, Err(TransferError::Refused(_) | TransferError::Local(_))) => Ended::Failed,
             // Nobody knows what is still on its way.
             (NO_BUFFER, Err(_)) => Ended::MayStillArrive,
@@ -199,5 +226,29 @@ impl FarStore {
     pub(super) fn checksum(&self, offset: u64) -> u32 {
         let span = self.node.buffers().span(offset as usize, PAGE_BYTES as usize);
         span.map_or(0, |span| span.checksum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_is_named_by_one_word() {
+        let owner = 0xff << 56;
+        for io in [0, 1, IO_MASK - 3] {
+            for buffer in [0, u64::from(READ_PAGES) - 1, NO_BUFFER] {
+                for further in 0..JOINED_MOST {
+                    let named = Named { io, buffer, further };
+                    assert!(named.into_word() < 1 << 56);
+                    assert_eq!(Named::from_word(named.into_word() | owner), named);
+                }
+            }
+        }
+        let named = Named { io: 7, buffer: 3, further: 2 };
+        assert_eq!(
+            named.ios().map(|(page, io)| (page, io.into_word())).collect::<Vec<_>>(),
+            [(0, 7), (1, 8), (2, 9)]
+        );
     }
 }
