@@ -72,14 +72,16 @@ fn around(page: Page, (first, count): (Page, u32), size: u32) -> (Page, u32) {
     (from, (end - from) as u32)
 }
 
-/// Puts a block off, as far as it lies in the mapping of this page: a neighbouring one may be for nobody's use. Where the kernel does not tell
-/// the mapping's ends, nothing is put off.
-fn put_off(space: &Space, table: &mut Table, page: Page, (first, count): (Page, u32)) {
+/// The part of a block that lies in the mapping of this page. A neighbouring mapping may be for nobody's use; and where the kernel is told to map
+/// pages of one that has none, even in vain, it never joins the two again: `mremap` of both is refused then. Where it does not tell the mapping's
+/// ends, it is the part from the page on.
+fn within_mapping(space: &Space, page: Page, (first, count): (Page, u32)) -> (Page, u32) {
     let mapping = space.memory().and_then(|memory| memory.mapping_around(Space::address(page)));
-    if let Some((start, end)) = mapping {
-        let (low, high) = (start / PAGE_BYTES, end / PAGE_BYTES);
-        table.states.put_off(page, first.max(low), (first + u64::from(count)).min(high));
-    }
+    let block_end = first + u64::from(count);
+    let (low, high) =
+        mapping.map_or((page, block_end), |(start, end)| (start / PAGE_BYTES, end / PAGE_BYTES));
+    let (first, end) = (first.max(low).min(page), block_end.min(high).max(page + 1));
+    (first, (end - first) as u32)
 }
 
 impl Pager {
@@ -159,6 +161,7 @@ impl Pager {
         let beside = table.states.known_beside(page);
         // What an eviction waits for gets no more than that.
         let block = if agent { (page, 1) } else { table.touches.block(page, beside, spare) };
+        let block = if block.1 > 1 { within_mapping(space, page, block) } else { block };
         let nearest = around(page, block, FIRST_PIECE);
         let (mut first, mut count) = table.states.touched_with(page, nearest.0, nearest.1);
         let granted = self.reserve_for(space, agent, u64::from(count)) as u32;
@@ -204,7 +207,7 @@ impl Pager {
                 Counters::add(&self.stats.counters.zero_pages, u64::from(pages));
                 table.touches.went_on(beside);
                 if pages == wanted && block.1 > nearest.1 && spare == Spare::Ample {
-                    put_off(space, table, page, block);
+                    table.states.put_off(page, block.0, block.0 + u64::from(block.1));
                 }
                 Step::Done
             }

@@ -43,5 +43,15 @@ int main(int count, char **arguments) {
     block = realloc(block, pages * 3 * PAGE);
     check(block, pages, 0, 3, "realloc");
     free(block);
+
+    /* Part of it was locked when it was touched for the first time, and is not any more: it is one mapping. */
+    char *whole = map(384);
+    for (uint64_t page = 94; page < 384; page += 96) {
+        CHECK(!mlock(whole + page * PAGE, 42 * PAGE), "a lock");
+        CHECK(!munlock(whole + page * PAGE, 42 * PAGE), "no lock");
+    }
+    whole = mremap(whole, 384 * PAGE, 384 * PAGE, MREMAP_MAYMOVE | 4 /* MREMAP_DONTUNMAP */, NULL);
+    CHECK(whole != MAP_FAILED, "what was locked in part is moved");
+    for (uint64_t page = 0; page < 384; page++) check_zero(whole + page * PAGE, "moved after a lock");
     puts("remapped");
 }
