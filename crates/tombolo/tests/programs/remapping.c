@@ -4,6 +4,17 @@
 
 int main(int count, char **arguments) {
     uint64_t pages = pages_of(count, arguments) / 4;
+    /* Part of it was locked when it was touched for the first time, and is not any more: it is one mapping. */
+    char *whole = mmap((char *)0x300000000000, 384 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(whole != MAP_FAILED, "a mapping without neighbours");
+    for (uint64_t page = 94; page < 300; page += 96) {
+        CHECK(!mlock(whole + page * PAGE, 42 * PAGE), "a lock");
+        CHECK(!munlock(whole + page * PAGE, 42 * PAGE), "no lock");
+    }
+    whole = mremap(whole, 384 * PAGE, 384 * PAGE, MREMAP_MAYMOVE | 4 /* MREMAP_DONTUNMAP */, NULL);
+    CHECK(whole != MAP_FAILED, "what was locked in part is moved");
+    for (uint64_t page = 0; page < 384; page++) check_zero(whole + page * PAGE, "moved after a lock");
+
     char *base = map(pages);
     fill(base, pages, 0, 1);
     push_out(pages * 4);
@@ -43,15 +54,5 @@ int main(int count, char **arguments) {
     block = realloc(block, pages * 3 * PAGE);
     check(block, pages, 0, 3, "realloc");
     free(block);
-
-    /* Part of it was locked when it was touched for the first time, and is not any more: it is one mapping. */
-    char *whole = map(384);
-    for (uint64_t page = 94; page < 384; page += 96) {
-        CHECK(!mlock(whole + page * PAGE, 42 * PAGE), "a lock");
-        CHECK(!munlock(whole + page * PAGE, 42 * PAGE), "no lock");
-    }
-    whole = mremap(whole, 384 * PAGE, 384 * PAGE, MREMAP_MAYMOVE | 4 /* MREMAP_DONTUNMAP */, NULL);
-    CHECK(whole != MAP_FAILED, "what was locked in part is moved");
-    for (uint64_t page = 0; page < 384; page++) check_zero(whole + page * PAGE, "moved after a lock");
     puts("remapped");
 }
