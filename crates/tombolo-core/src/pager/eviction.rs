@@ -138,6 +138,8 @@ pub struct Eviction {
     tried_for: usize,
     /// To sleep before the next attempt.
     pause_ns: Option<u64>,
+    /// When the next step was to be asked for.
+    due_ns: Option<u64>,
 }
 
 impl Eviction {
@@ -153,6 +155,7 @@ impl Eviction {
             fruitless_for: 0,
             tried_for: 0,
             pause_ns: None,
+            due_ns: None,
         }
     }
 
@@ -241,6 +244,29 @@ impl Eviction {
 
     /// What to do now.
     pub fn next(&mut self, view: &View) -> Step {
+        self.note_absence(view.now_ns);
+        let step = self.decide(view);
+        let sleep_ns = match step {
+            Step::Sleep { ns } | Step::AwaitAgents { ns } => ns,
+            Step::Serve | Step::MakeRoom | Step::GiveUp { .. } => 0,
+        };
+        self.due_ns = Some(view.now_ns.saturating_add(sleep_ns));
+        step
+    }
+
+    /// An evictor that comes much later than it was to was stopped, or had no processor, and most likely its agents were and had none, either: that time
+    /// does not count against them.
+    fn note_absence(&mut self, now_ns: u64) {
+        let late_ns = self.due_ns.map_or(0, |due_ns| now_ns.saturating_sub(due_ns));
+        if late_ns <= self.bounds.agent_frozen_ns / 4 {
+            return;
+        }
+        let later = |since_ns: u64| since_ns.saturating_add(late_ns).min(now_ns);
+        self.commands.values_mut().for_each(|command| command.since_ns = later(command.since_ns));
+        self.fruitless_since_ns = self.fruitless_since_ns.map(later);
+    }
+
+    fn decide(&mut self, view: &View) -> Step {
         let now_ns = view.now_ns;
         self.fruitless_since_ns = view.is_short.then(|| self.fruitless_since_ns.unwrap_or(now_ns));
         if view.waiting > 0 && view.has_room {
@@ -333,4 +359,49 @@ impl Eviction {
 /// How many names are looked at in a round in which each page was spared as often as it can be.
 fn round(evictable: u64) -> u64 {
     (u64::from(LIVES_MAX) + 1) * evictable.max(ROUND_LEAST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// All were stopped for long, as by a terminal or a machine that slept.
+    #[test]
+    fn time_that_the_evictor_was_away_counts_against_nobody() {
+        let bounds = Bounds {
+            agent_late_ns: 20 * MS,
+            agent_frozen_ns: 2000 * MS,
+            late_pause_ns: MS,
+            claim_pause_ns: MS,
+            change_pause_ns: MS,
+            fruitless_ns: 500 * MS,
+            sleep_max_ns: 1000 * MS,
+        };
+        for is_away in [true, false] {
+            let mut eviction = Eviction::new(bounds);
+            let mut view =
+                View { is_short: true, waiting: 1, spaces: 1, evictable: 10_000, ..View::default() };
+            assert_eq!(eviction.next(&view), Step::MakeRoom);
+            eviction.commanded(1, 0);
+            // Everything was looked at as often as a page is spared, and nothing else can leave.
+            eviction.made_room(Attempt::NoVictims, 1 << 30, &view);
+            let mut gave_up_ns = None;
+            while view.now_ns < 60_000 * MS && gave_up_ns.is_none() {
+                match eviction.next(&view) {
+                    Step::GiveUp { .. } => gave_up_ns = Some(view.now_ns),
+                    Step::Sleep { ns } | Step::AwaitAgents { ns } => view.now_ns += ns.max(1),
+                    Step::MakeRoom => eviction.made_room(Attempt::NoVictims, 1 << 30, &view),
+                    Step::Serve => panic!("there is no room"),
+                }
+                if is_away && (1000 * MS..1100 * MS).contains(&view.now_ns) {
+                    view.now_ns += 30_000 * MS;
+                }
+            }
+            let gave_up_ms = gave_up_ns.map_or(0, |ns| ns / MS);
+            let away_ms = if is_away { 30_000 } else { 0 };
+            assert!((away_ms + 2000..away_ms + 3000).contains(&gave_up_ms), "{gave_up_ms}");
+        }
+    }
 }

@@ -99,6 +99,8 @@ struct Doing {
     fails: bool,
     /// Its bytes come after it has failed.
     is_late: bool,
+    /// The reads of so many further pages, which are named by the next numbers, end with it.
+    further: u32,
 }
 
 #[derive(Default)]
@@ -273,7 +275,15 @@ impl World {
                 let is_early = self.planted == Planted::EndedEarly && self.random.one_in(10);
                 self.doing.insert(
                     io,
-                    Doing { at: to, pages, from: Some(from), buffer: 0, fails: fails || is_early, is_late },
+                    Doing {
+                        at: to,
+                        pages,
+                        from: Some(from),
+                        buffer: 0,
+                        fails: fails || is_early,
+                        is_late,
+                        further: 0,
+                    },
                 );
                 if is_late {
                     *self.never_free.entry(to.lender.0).or_default() += u64::from(pages);
@@ -300,10 +310,12 @@ impl World {
                 for page in 0..pages {
                     self.check_read(from.offset(page));
                     let (io, at) = (io.offset(page).into_word(), from.offset(page));
+                    let further = if page == 0 { pages - 1 } else { 0 };
                     let buffer = buffer + page;
-                    self.doing.insert(io, Doing { at, pages: 1, from: None, buffer, fails, is_late: false });
-                    self.at(delay, Event::End { io });
+                    let doing = Doing { at, pages: 1, from: None, buffer, fails, is_late: false, further };
+                    self.doing.insert(io, doing);
                 }
+                self.at(delay, Event::End { io: io.into_word() });
             }
             Action::Written { slot, result } => {
                 let staged = self.writing.remove(&slot).expect("it was being written");
@@ -760,7 +772,11 @@ impl World {
         let is_step = matches!(event, Event::Step);
         match event {
             Event::Land { io, again } => self.land(io, again),
-            Event::End { io } => self.ended(io),
+            Event::End { io } => {
+                let further = self.doing.get(&io).map_or(0, |doing| doing.further);
+                // As a node does: all of a message ends before the store is asked what to do.
+                (0..=u64::from(further)).for_each(|page| self.ended(io + page));
+            }
             Event::Answer { lender, pages } => {
                 let state = &mut self.lenders[lender as usize];
                 if state.is_dead {
