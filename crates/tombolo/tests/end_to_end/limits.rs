@@ -168,7 +168,8 @@ impl Drop for Continued<'_> {
     }
 }
 
-/// Looks at a supervisor's programs and agents while they and it are stopped. It stops last: what waits for it in the kernel does not stop.
+/// Looks at a supervisor's programs and agents while they and it are stopped. Programs stop first: a thread that waits for a page in the kernel
+/// does not stop, and it may wait until an agent has made room. The supervisor stops last.
 /// Nothing where they did not all stop, or it has ended.
 fn at_rest<T>(supervisor: u32, look: impl FnOnce(&[u32]) -> T) -> Option<T> {
     let mut stopped: Vec<u32> = Vec::new();
@@ -177,7 +178,10 @@ fn at_rest<T>(supervisor: u32, look: impl FnOnce(&[u32]) -> T) -> Option<T> {
         let others: Vec<u32> = family_of(supervisor).into_iter().skip(1).collect();
         // Also those that were just being made.
         all = others.iter().all(|other| stopped.contains(other));
-        if all || !stop_all(&others) {
+        let (agents, programs): (Vec<u32>, Vec<u32>) = others.iter().partition(|&&pid| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "tombolo-agent")
+        });
+        if all || !stop_all(&programs) || !stop_all(&agents) {
             break;
         }
         stopped = others;
