@@ -32,8 +32,8 @@ const SPIN_ROUNDS: u32 = 8;
 /// Wake-ups in a row that found the fault taken, after which a handler rests.
 const MISSES_MAX: u32 = 8;
 
-/// With at most so many handlers, a fault wakes all that sleep, and the first one serves it: a handler whose processor other threads have taken
-/// delays no program. With more, a fault wakes one of them, and the scheduler places them, unless all faults are on one processor.
+/// Up to this number of handlers, a fault wakes all that sleep, and the first one serves it: a handler whose processor other threads have taken
+/// delays no program. Where there are more handlers, a fault wakes one of them, and the scheduler places them, unless all faults are on one processor.
 pub const FEW_HANDLERS: usize = 4;
 
 /// What one handler sleeps on.

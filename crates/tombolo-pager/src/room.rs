@@ -157,7 +157,7 @@ impl Room {
         }
     }
 
-    /// Whether so much lies in staging areas that they are worth being emptied.
+    /// Whether staging areas hold so many pages that agents should empty them.
     pub fn is_staging_full(&self) -> bool {
         *self.staged.lock() > (self.limit_pages / 32).max(2 * AREA_PAGES as u64)
     }

@@ -72,9 +72,9 @@ fn around(page: Page, (first, count): (Page, u32), size: u32) -> (Page, u32) {
     (from, (end - from) as u32)
 }
 
-/// The part of a block that lies in the mapping of this page. A neighbouring mapping may be for nobody's use; and where the kernel is told to map
-/// pages of one that has none, even in vain, it never joins the two again: `mremap` of both is refused then. Where it does not tell the mapping's
-/// ends, it is the part from the page on.
+/// The part of a block that lies in the mapping of this page. The program may not use a neighbouring mapping (`PROT_NONE`). And where the pager
+/// asks the kernel to map pages of a neighbouring mapping that has none yet, the kernel never merges the two mappings again, even if it refuses:
+/// `mremap` of both fails then. Where the kernel does not tell the mapping's ends, the part begins with the page.
 fn within_mapping(space: &Space, page: Page, (first, count): (Page, u32)) -> (Page, u32) {
     let mapping = space.memory().and_then(|memory| memory.mapping_around(Space::address(page)));
     let block_end = first + u64::from(count);

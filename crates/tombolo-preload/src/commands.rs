@@ -32,7 +32,7 @@ pub enum End {
 
 /// Carries out the supervisor's commands.
 pub fn obey(held: &Held) -> End {
-    // A forked child has what lay there in its parent, and nobody counts it.
+    // A forked child inherits the pages of its parent's staging areas. The supervisor does not count them.
     control::clear_staging();
     const HEADER: usize = size_of::<Command>();
     let buffer = BUFFER.0.get() as usize;

@@ -162,7 +162,7 @@ impl Victim {
         Ok((Self::new(page, contents), entry.with_eviction(State::EvictCopy, None)))
     }
 
-    /// The same victim as a page that shares this frame with other spaces.
+    /// This victim, whose page shares a frame with other spaces.
     #[must_use]
     pub fn with_frame(self, frame: Frame) -> Self {
         Self { frame: Some(frame), ..self }

@@ -56,7 +56,7 @@ impl UnderWay {
     /// The agent gets this command, not 0, to move the pages of a batch. Returns the area to which it moves them.
     pub fn begin(&mut self, command: u32) -> Option<Area> {
         let number = self.taken.iter().position(|taken| !taken).filter(|_| self.command == 0)?;
-        // With it those behind it whose pages nobody needs.
+        // The agent also empties the areas behind it that no batch has.
         let behind = self.taken.iter().zip(&self.to_empty).skip(number + 1);
         let emptied = 1 + behind.take_while(|(taken, to_empty)| !**taken && **to_empty).count();
         self.to_empty[number..number + emptied].fill(false);

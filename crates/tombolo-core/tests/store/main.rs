@@ -99,7 +99,7 @@ struct Doing {
     fails: bool,
     /// Its bytes come after it has failed.
     is_late: bool,
-    /// The reads of so many further pages, which are named by the next numbers, end with it.
+    /// The number of further reads of the same message: they have the numbers behind this one, and end with it.
     further: u32,
 }
 
