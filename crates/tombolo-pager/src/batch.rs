@@ -475,10 +475,12 @@ impl Evictor {
         self.evicted(left.count() as u64);
         // They lie there until the area is used again.
         let staged = victims.iter().filter(|victim| victim.is_in_area).count();
+        let copies = victims.iter().filter(|victim| victim.frame.is_some()).count();
         let shared = self.end(space, victims);
         if let Some(area) = area {
             space.add_staged(&self.pager.room, area, staged as u32);
         }
+        self.pager.room.remove_copies(copies as u64);
         shared
     }
 

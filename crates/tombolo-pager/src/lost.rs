@@ -37,25 +37,30 @@ impl Evictor {
     /// The agent has hung up, at that time, or does not say what it should; this was its task. False: the batch has to wait, and
     /// stands last now.
     pub(crate) fn agent_lost(&mut self, mut batch: Batch, task: Task, since: Instant) -> bool {
-        let task = match task {
+        let told = match &task {
             // Pages that share frames are counted when they are looked at: nothing is in doubt.
-            Task::Own(leaving) => {
-                if !batch.agent.has_ended() && since.elapsed() < timing::AGENT_GONE {
-                    return self.await_later(batch, Awaits::End(Task::Own(leaving), since));
-                }
+            Task::Own(_) if !batch.agent.has_ended() => Told::NotYet,
+            Task::Own(_) | Task::Clear => Told::Never,
+            Task::Move => look_at_what_was_done(&batch, |thread| what_was_moved(&self.pager, &batch, thread)),
+            Task::Drop(drops) => {
+                look_at_what_was_done(&batch, |thread| what_was_dropped(&self.pager, &batch, drops, thread))
+            }
+        };
+        if matches!(told, Told::NotYet) && since.elapsed() < timing::AGENT_GONE {
+            return self.await_later(batch, Awaits::End(task, since));
+        }
+        match (task, told) {
+            (Task::Own(leaving), _) => {
                 let space = batch.space.clone();
                 self.settle(batch);
                 self.stay_owned(&space, leaving);
                 return true;
             }
-            Task::Clear => {
+            (Task::Clear, _) => {
                 self.cleared(&batch.space, batch.command);
                 return true;
             }
-            task => task,
-        };
-        match what_was_done(&self.pager, &batch, &task) {
-            Told::Done { done, doubtful } => {
+            (task, Told::Done { done, doubtful }) => {
                 for victim in batch.victims.iter_mut().filter(|victim| Some(victim.page) == doubtful) {
                     // Rather no contents than wrong ones.
                     victim.happened(Event::Doubtful);
@@ -66,10 +71,7 @@ impl Evictor {
                     other => self.answered(batch, other, done),
                 };
             }
-            Told::NotYet if since.elapsed() < timing::AGENT_GONE => {
-                return self.await_later(batch, Awaits::End(task, since));
-            }
-            Told::NotYet | Told::Never => {}
+            _ => {}
         }
         for victim in &mut batch.victims {
             if matches!(victim.at, At::Ordered | At::Kept) {
@@ -93,7 +95,7 @@ enum Told {
     Done { done: Done, doubtful: Option<Page> },
     /// It is just ending, or its program is changing its mappings or its threads, or no descriptor is left to look.
     NotYet,
-    /// Its program has ended, too, or has executed another one, or cannot be looked at.
+    /// Its program has ended, too, or has executed another one, or cannot be looked at. Or it need not be told.
     Never,
 }
 
@@ -107,17 +109,13 @@ impl From<io::Error> for Told {
     }
 }
 
-/// What an agent had done of its command when it ended, as its program's page tables tell.
-fn what_was_done(pager: &Pager, batch: &Batch, task: &Task) -> Told {
+/// What an agent had done of its command when it ended, as its program's page tables tell; `look` looks at them by the number of a thread.
+fn look_at_what_was_done(batch: &Batch, look: impl Fn(u32) -> io::Result<Told>) -> Told {
     // Its socket closes after it has given its memory up, and shortly before it has ended.
     if !batch.agent.has_ended() {
         return Told::NotYet;
     }
-    let told = batch.space.by_program(&batch.agent.program, |thread| match task {
-        Task::Drop(drops) => what_was_dropped(pager, batch, drops, thread),
-        Task::Own(_) | Task::Move | Task::Clear => what_was_moved(pager, batch, thread),
-    });
-    match told {
+    match batch.space.by_program(&batch.agent.program, look) {
         Ok(Some(told)) => told.unwrap_or_else(Told::from),
         Ok(None) => Told::Never,
         Err(error) => Told::from(error),

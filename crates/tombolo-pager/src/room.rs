@@ -32,9 +32,29 @@ pub struct Room {
     /// Limited or not: one number, so that pages that pass from one kind to the other are seen once.
     resident: AtomicU64,
     peak: AtomicU64,
-    /// Pages in the staging areas of all spaces. It guards the number of each area, too.
-    staged: Mutex<u64>,
+    /// It guards the number of each area, too.
+    on_the_way: Mutex<OnTheWay>,
 }
+
+/// Pages of all spaces that no account has claimed.
+#[derive(Debug, Default)]
+struct OnTheWay {
+    /// In staging areas.
+    staged: u64,
+    /// Copies of shared pages, made so that these can leave.
+    copies: u64,
+}
+
+impl OnTheWay {
+    /// Those for which there is no room besides the limit.
+    fn counted(&self) -> u64 {
+        self.staged.saturating_sub(STAGED_BESIDE) + self.copies.saturating_sub(COPIES_BESIDE)
+    }
+}
+
+/// Pages in staging areas, and copies of shared pages, for which there is room besides the limit: as many as one area has.
+const STAGED_BESIDE: u64 = AREA_PAGES as u64 - COPIES_BESIDE;
+const COPIES_BESIDE: u64 = AREA_PAGES as u64 / 2;
 
 /// Least by which the limit gives way.
 const ALLOWANCE_STEP: u64 = 64;
@@ -48,7 +68,7 @@ impl Room {
             limited: AtomicU64::new(0),
             resident: AtomicU64::new(0),
             peak: AtomicU64::new(0),
-            staged: Mutex::new(0),
+            on_the_way: Mutex::default(),
         }
     }
 
@@ -135,19 +155,41 @@ impl Room {
         self.resident.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Changes the number of pages that lie in a staging area of a space. What lies in all areas beyond one full area, for which there is room
-    /// besides the limit, counts: pages stay there until the area is used again. The pages have just been counted where they were, so this
-    /// makes no peak.
+    /// Changes the number of pages that lie in a staging area of a space. Most of what lies in all areas counts against the limit: pages stay
+    /// there until the area is used again. They have just been counted where they were, so this makes no peak.
     pub fn change_staged(&self, area: &AtomicU32, change: impl FnOnce(u32) -> u32) {
-        let mut staged = self.staged.lock();
-        let was = area.load(Ordering::Relaxed);
-        let now = change(was);
-        area.store(now, Ordering::Relaxed);
-        let (was, now) = (u64::from(was), u64::from(now));
-        let counted = |staged: u64| staged.saturating_sub(AREA_PAGES as u64);
-        let before = counted(*staged);
-        *staged = (*staged + now).saturating_sub(was);
-        let after = counted(*staged);
+        self.change(|on_the_way| {
+            let was = area.load(Ordering::Relaxed);
+            let now = change(was);
+            area.store(now, Ordering::Relaxed);
+            on_the_way.staged = (on_the_way.staged + u64::from(now)).saturating_sub(u64::from(was));
+        });
+    }
+
+    /// Copies of shared pages that can be made now within the limit: all that can, where none is on its way out.
+    pub fn possible_copies(&self) -> u64 {
+        let left = COPIES_BESIDE.saturating_sub(self.on_the_way.lock().copies);
+        left + u64::try_from(self.free()).unwrap_or(0)
+    }
+
+    /// Agents are about to copy shared pages, so that these can leave.
+    pub fn add_copies(&self, pages: u64) {
+        self.change(|on_the_way| on_the_way.copies += pages);
+    }
+
+    /// Such copies are gone, or are counted elsewhere.
+    pub fn remove_copies(&self, pages: u64) {
+        self.change(|on_the_way| {
+            debug_assert!(on_the_way.copies >= pages, "{pages} of {on_the_way:?}");
+            on_the_way.copies = on_the_way.copies.saturating_sub(pages);
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut OnTheWay)) {
+        let mut on_the_way = self.on_the_way.lock();
+        let before = on_the_way.counted();
+        change(&mut on_the_way);
+        let after = on_the_way.counted();
         for count in [&self.limited, &self.resident] {
             if after > before {
                 count.fetch_add(after - before, Ordering::Relaxed);
@@ -159,7 +201,7 @@ impl Room {
 
     /// Whether staging areas hold so many pages that agents should empty them.
     pub fn is_staging_full(&self) -> bool {
-        *self.staged.lock() > (self.limit_pages / 32).max(2 * AREA_PAGES as u64)
+        self.on_the_way.lock().staged > (self.limit_pages / 32).max(2 * AREA_PAGES as u64)
     }
 
     /// Pages that one account has claimed are another's from now on. At no time do they count twice.
@@ -253,6 +295,27 @@ mod tests {
         assert_eq!((second.pages(), unlimited.pages(), room.free(), room.resident()), (1, 5, 5, 10));
         room.pass(&unlimited, &first, 5);
         assert_eq!((first.pages(), room.free(), room.peak()), (9, 0, 10));
+    }
+
+    #[test]
+    fn copies_of_shared_pages_count_from_the_beginning() {
+        let room = Room::new(100);
+        let account = Account::default();
+        room.set_limited(&account, true);
+        room.take(&account, 90);
+        assert_eq!(room.possible_copies(), COPIES_BESIDE + 10);
+        room.add_copies(COPIES_BESIDE + 10);
+        assert_eq!((room.free(), room.possible_copies()), (0, 0));
+        // They have been moved to a staging area, which is counted before they are not.
+        let area = AtomicU32::new(0);
+        room.change_staged(&area, |_| STAGED_BESIDE as u32 + 10);
+        room.remove_copies(COPIES_BESIDE + 10);
+        assert_eq!((room.free(), room.possible_copies()), (0, COPIES_BESIDE));
+        room.change_staged(&area, |_| 0);
+        assert_eq!((room.free(), room.resident()), (10, 90));
+        // With no room at all, some can still be made.
+        room.take(&account, 20);
+        assert_eq!((room.free(), room.possible_copies()), (-10, COPIES_BESIDE));
     }
 
     #[test]

@@ -5,8 +5,9 @@
 //! to make it the process's own first, by which it stays write-protected. It touches pages for that, and another page may have come to
 //! stand there: so nothing else of the space is on its way out meanwhile.
 //!
-//! A page that the agent has made its process's own has memory of its own. So it is made so only when there is a far page for it, and
-//! counts as its space's own if it does not leave after all.
+//! A page that the agent has made its process's own has memory of its own: a copy, which counts against the limit from the time its agent is
+//! told to make it. So it is made so only when there is a far page for it, and as many are made at once as there is room for. If the page
+//! does not leave after all, it counts as its space's own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,8 +22,8 @@ use crate::pager::Pager;
 use crate::space::{Order, Space, Table, extend};
 use crate::stats::Counters;
 
-/// Holders that leave at once: a page may have many, each with an agent of its own.
-const HOLDERS_AT_ONCE: usize = 512;
+/// Most holders that leave at once: a page may have many, each with an agent of its own.
+const HOLDERS_AT_ONCE: u64 = 512;
 
 /// A page that is to leave, and shares a frame, which is in no queue under a name of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +86,7 @@ impl Pager {
                 found.extend(table.states.holder(frame, page).map(|page| (space.index, page, ability)));
             }
         }
-        let mut count = 0;
+        let mut possible = self.room.possible_copies().min(HOLDERS_AT_ONCE) as usize;
         for (&(frame, _), holders) in pages.iter().zip(&found) {
             let any = |what| holders.iter().any(|(_, _, ability)| *ability == what);
             let is_stuck = any(Ability::Never);
@@ -93,16 +94,16 @@ impl Pager {
             // A frame is saved once: where it is not yet, one of its holders leaves first.
             let is_saved = self.sharing.frames().saved(frame) != Saved::Not;
             let able = holders.iter().filter(|(_, _, ability)| *ability == Ability::Now);
-            let able: Vec<_> = able.take(if is_saved { usize::MAX } else { 1 }).collect();
+            let able: Vec<_> = able.take(if is_saved { possible } else { possible.min(1) }).collect();
             if is_stuck {
                 // What one holder gives up, the others keep: it is worth nothing unless all can leave.
                 self.put_aside_frame(frame);
             } else if any(Ability::Later) {
                 self.put_back_frame(frame);
-            } else if able.is_empty() && any(Ability::Soon) {
+            } else if possible > 0 && able.is_empty() && any(Ability::Soon) {
                 self.retry_frame(frame);
-            } else if !able.is_empty() && (count == 0 || count + able.len() <= HOLDERS_AT_ONCE) {
-                count += able.len();
+            } else if !able.is_empty() {
+                possible -= able.len();
                 for &&(space, page, _) in &able {
                     leaving.entry(space).or_default().shared.push(Sharer { page, frame, place: None });
                 }
@@ -216,6 +217,8 @@ impl Evictor {
             table.touching.clone_from(&order.own);
         }
         let count = (leaving.shared.len() + leaving.chosen.len()) as u64;
+        // Other pages that are shared are counted already.
+        self.pager.room.add_copies(leaving.shared.len() as u64);
         let batch = Batch::new(space, agent, Vec::new(), Task::Own(leaving), command);
         if space.send(&batch.agent, command, &order, &mut self.message).is_err() {
             self.not_commanded(batch);
@@ -312,6 +315,7 @@ impl Evictor {
         if table.states.get(sharer.page).frame() == Some(sharer.frame) && !table.closed {
             self.pager.own_shared(space, table, sharer.page);
         }
+        self.pager.room.remove_copies(1);
         self.pager.put_back_frame(sharer.frame);
     }
 
