@@ -15,6 +15,7 @@ const SCRIPT: &str = "\
 import duckdb
 db = duckdb.connect(':memory:', config={'threads': 2})
 db.execute('SET memory_limit=\"4GB\"')
+db.execute('SET enable_progress_bar=false')
 db.execute('''CREATE TABLE t AS SELECT i, hash(i) % 1000003 AS k, hash(i + 7) % 997 AS g,
     (hash(i + 13) % 100000) / 7.0 AS x FROM range(6000000) r(i)''')
 found = [
@@ -77,7 +78,11 @@ impl Workload for DuckDb {
         let (cost, found) = self.timed.run(place, &[&python, "-c", SCRIPT], &[])?;
         // The first run's answer is every run's.
         match std::fs::read(&self.found) {
-            Ok(known) if known != found => Err("the answers of two runs differ".into()),
+            Ok(known) if known != found => {
+                let [known, found] =
+                    [&known, &found].map(|answer| String::from_utf8_lossy(answer).into_owned());
+                Err(format!("the answers of two runs differ: {} and {}", known.trim(), found.trim()))
+            }
             Ok(_) => Ok(cost),
             Err(_) => {
                 std::fs::write(&self.found, found).map_err(|error| error.to_string())?;
