@@ -101,7 +101,9 @@ mod tests {
             working_set_bytes: 1,
             base_bytes: 1,
             plain: cost(1.0),
+            huge: Ok(cost(1.0)),
             within: Ok(cost(1.0)),
+            faults_a_page: None,
             points: vec![point(100, 1.1), point(50, 3.0)],
         };
         let path = std::env::temp_dir().join(format!("tombolo-chart-{}.svg", std::process::id()));

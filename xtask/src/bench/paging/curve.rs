@@ -1,5 +1,6 @@
 //! One program's slowdown over the part of its working set that stays local.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use tombolo_host::cgroup::Relieved;
@@ -7,6 +8,7 @@ use tombolo_host::cgroup::Relieved;
 use super::surroundings::{Surroundings, Way, ample};
 use super::workload::{Cost, Unit, Workload};
 use super::{LOCAL_PERCENT, interrupted};
+use crate::bench::median;
 
 /// A program that takes longer than this is not run again at the same limit.
 const LONG_RUN: Duration = Duration::from_secs(20);
@@ -45,8 +47,12 @@ pub struct Curve {
     pub base_bytes: u64,
     /// Its cost with all memory local and nobody in between.
     pub plain: Cost,
+    /// The same where the kernel gives every program huge pages.
+    pub huge: Result<Cost, String>,
     /// Its cost under Tombolo with a limit that it does not reach.
     pub within: Result<Cost, String>,
+    /// Faults by which it got its fresh pages then, for each of these.
+    pub faults_a_page: Option<f64>,
     pub points: Vec<Point>,
 }
 
@@ -56,6 +62,11 @@ impl Curve {
         cost.as_ref().ok().map(|cost| cost.wall / self.plain.wall)
     }
 
+    /// The processor time within its limit, by that of a plain run.
+    pub fn cpu_within(&self) -> Option<f64> {
+        self.within.as_ref().ok().map(|cost| cost.cpu / self.plain.cpu)
+    }
+
     /// Wall time with a part of the working set local, by that with the kernel's swap.
     pub fn to_kernel(&self, percent: u64) -> Option<f64> {
         let point = self.points.iter().find(|point| point.percent == percent)?;
@@ -63,9 +74,38 @@ impl Curve {
     }
 }
 
+/// The kernel's setting of huge pages.
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
+/// While it lives, every program has huge pages.
+struct HugePages {
+    before: String,
+}
+
+impl HugePages {
+    fn for_all() -> Result<Self, String> {
+        let failed = |error: std::io::Error| format!("{HUGE_PAGES}: {error}");
+        let text = fs::read_to_string(HUGE_PAGES).map_err(failed)?;
+        let before =
+            text.split(['[', ']']).nth(1).ok_or("the setting of huge pages cannot be read")?.to_owned();
+        fs::write(HUGE_PAGES, "always").map_err(failed)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        if let Err(error) = fs::write(HUGE_PAGES, &self.before) {
+            eprintln!("bench: the setting of huge pages is still \"always\": {error}");
+        }
+    }
+}
+
 /// Runs of one way, gathered over the passes.
 struct Runs {
     way: Way,
+    /// Faults for each fresh page.
+    faults_a_page: Vec<f64>,
     /// Each run's cost, and what it had beyond its limit.
     runs: Vec<(Cost, Relieved)>,
     failure: Option<String>,
@@ -75,7 +115,7 @@ struct Runs {
 
 impl Runs {
     fn new(way: Way) -> Self {
-        Self { way, runs: Vec::new(), failure: None, retries: 0, done: false }
+        Self { way, faults_a_page: Vec::new(), runs: Vec::new(), failure: None, retries: 0, done: false }
     }
 
     /// Whether a run had no more memory than it was allowed.
@@ -90,8 +130,11 @@ impl Runs {
         let mut attempts = 0;
         while !self.done {
             let since = Instant::now();
-            let outcome =
-                surroundings.place(self.way).and_then(|place| Ok((workload.run(&place)?, place.relieved())));
+            let outcome = surroundings.place(self.way).and_then(|place| {
+                let run = (workload.run(&place)?, place.relieved());
+                self.faults_a_page.extend(place.faults_a_page());
+                Ok(run)
+            });
             attempts += 1;
             let is_long = since.elapsed() > LONG_RUN;
             let is_repeated = match &outcome {
@@ -169,6 +212,7 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
     };
     let base_bytes = whole.saturating_sub(working_set_bytes);
     let mut plain = Runs::new(Way::Plain);
+    let mut huge = Runs::new(Way::Plain);
     let mut within = Runs::new(Way::Tombolo(working_set_bytes * 2));
     let mut limited = Vec::new();
     for percent in LOCAL_PERCENT {
@@ -183,6 +227,10 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
     }
     for _ in 0..runs {
         plain.once(surroundings, workload);
+        match HugePages::for_all() {
+            Ok(_while_it_runs) => huge.once(surroundings, workload),
+            Err(error) => huge.failure = Some(error),
+        }
         within.once(surroundings, workload);
         for (_, _, tombolo, kernel) in &mut limited {
             tombolo.once(surroundings, workload);
@@ -192,7 +240,8 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
             }
         }
     }
-    let (plain, within) = (plain.cost()?, within.cost());
+    let faults_a_page = median(&within.faults_a_page);
+    let (plain, huge, within) = (plain.cost()?, huge.cost(), within.cost());
     let show = |cost: &Result<Cost, String>| match cost {
         Ok(cost) => format!(
             "{} ({:.2} x), CPU {}",
@@ -202,7 +251,13 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
         ),
         Err(error) => error.clone(),
     };
-    eprintln!("  plain: {}; Tombolo within its limit: {}", show(&Ok(plain)), show(&within));
+    eprintln!(
+        "  plain: {}; with huge pages: {}; Tombolo within its limit: {}, {:.3} faults a fresh page",
+        show(&Ok(plain)),
+        show(&huge),
+        show(&within),
+        faults_a_page.unwrap_or(0.0)
+    );
     let mut points = Vec::new();
     for (percent, local_bytes, tombolo, kernel) in limited {
         let (kernel_retries, kernel_relieved) = (kernel.retries, kernel.relieved());
@@ -227,7 +282,9 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
         working_set_bytes,
         base_bytes,
         plain,
+        huge,
         within,
+        faults_a_page,
         points,
     })
 }

@@ -59,7 +59,9 @@ fn curve_json(curve: &Curve) -> Value {
         "working_set_bytes": curve.working_set_bytes,
         "base_bytes": curve.base_bytes,
         "plain": cost_json(&Ok(curve.plain)),
+        "plain_with_huge_pages": cost_json(&curve.huge),
         "within_limit": cost_json(&curve.within),
+        "faults_a_fresh_page_within_limit": curve.faults_a_page,
         "points": points,
     })
 }
@@ -279,11 +281,17 @@ fn curve_section(page: &mut String, curve: &Curve) {
     let _ = writeln!(page, "\n#### {}\n\n![slowdown of {}]({}.svg)\n", curve.title, curve.name, curve.name);
     let _ = writeln!(
         page,
-        "Working set {}, beside it {}; a plain run costs {} (CPU {}).\n",
+        "Working set {}, beside it {}; a plain run costs {} (CPU {}), with huge pages for every program {}. Within its limit it gets its \
+         fresh pages by {:.3} faults a page.\n",
         mebibytes(curve.working_set_bytes),
         mebibytes(curve.base_bytes),
         curve.unit.show(curve.plain.wall),
-        curve.unit.show(curve.plain.cpu)
+        curve.unit.show(curve.plain.cpu),
+        match &curve.huge {
+            Ok(huge) => format!("{} (CPU {})", curve.unit.show(huge.wall), curve.unit.show(huge.cpu)),
+            Err(error) => format!("not measured ({})", plain_text(error)),
+        },
+        curve.faults_a_page.unwrap_or(0.0)
     );
     let _ =
         writeln!(page, "| local | Tombolo, shm | slowdown | CPU | kernel swap on zram | slowdown | CPU |");
@@ -452,7 +460,9 @@ mod tests {
             working_set_bytes: 1 << 20,
             base_bytes: 0,
             plain: cost(1.0),
+            huge: Ok(cost(0.75)),
             within: Ok(cost(1.5)),
+            faults_a_page: Some(0.02),
             points: Vec::new(),
         };
         let rows = json!([

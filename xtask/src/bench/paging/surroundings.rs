@@ -123,6 +123,13 @@ impl Place<'_> {
         serde_json::from_str(&fs::read_to_string(self.report_file()).ok()?).ok()
     }
 
+    /// Faults by which the program got its fresh pages under Tombolo, for each of these.
+    pub fn faults_a_page(&self) -> Option<f64> {
+        let report = self.report()?;
+        let count = |name: &str| report["counters"][name].as_f64();
+        count("zero_pages").filter(|pages| *pages > 0.0).and_then(|pages| Some(count("zero_faults")? / pages))
+    }
+
     /// What a cgroup had to be given beyond its limit.
     pub fn relieved(&self) -> Relieved {
         self.group.as_ref().map_or_else(Relieved::default, LimitedMemory::relieved)

@@ -126,6 +126,16 @@ fn of_curve(curve: &Curve, targets: &mut Vec<Target>) {
     if let Some(slowdown) = curve.slowdown(&curve.within) {
         targets.push(Target::ratio(format!("{name} within its limit / plain"), slowdown, within));
     }
+    if matches!(name, "duckdb" | "churn") {
+        targets.extend(
+            curve
+                .cpu_within()
+                .map(|ratio| Target::ratio(format!("{name} within its limit / plain, CPU"), ratio, within)),
+        );
+        targets.extend(curve.faults_a_page.map(|faults| {
+            Target::ratio(format!("{name} within its limit: faults a fresh page"), faults, 0.03125)
+        }));
+    }
     for (percent, most) in beside_zram {
         if let Some(ratio) = curve.to_kernel(*percent) {
             targets.push(Target::ratio(format!("{name}, {percent} % local / zram"), ratio, *most));
@@ -194,7 +204,9 @@ mod tests {
                     working_set_bytes: 1,
                     base_bytes: 1,
                     plain: cost(1.0),
+                    huge: Ok(cost(1.0)),
                     within: Ok(cost(1.1)),
+                    faults_a_page: None,
                     points: vec![point(50, Ok(cost(3.0))), point(25, Err("killed".into()))],
                 }),
             ],
