@@ -48,6 +48,16 @@ pub fn peer_pidfd(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd> {
     }
 }
 
+/// When a process began, in ticks since the kernel started: of all that ever have its number, it alone began then.
+pub fn began(pid: u32) -> io::Result<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
+    // The 22nd field; the second may hold anything in parentheses.
+    let rest = stat.iter().rposition(|&byte| byte == b')').and_then(|end| stat.get(end + 1..));
+    let rest = rest.and_then(|rest| std::str::from_utf8(rest).ok());
+    let field = rest.and_then(|rest| rest.split_ascii_whitespace().nth(19)?.parse().ok());
+    field.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
 /// Whether the process of a pidfd has ended.
 pub fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -483,6 +493,18 @@ pub fn end_with_this_thread(command: &mut Command) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_began_before_those_that_it_starts() {
+        let own = began(std::process::id()).unwrap();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let (first, again) = (began(child.id()), began(child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(first.as_ref().unwrap(), again.as_ref().unwrap());
+        assert!(own > 0 && own <= first.unwrap());
+        assert!(began(u32::MAX).is_err());
+    }
     use std::os::fd::AsFd;
 
     /// A page of each kind of mapping, side by side, after one that allows nothing and before another.

@@ -255,6 +255,11 @@ pub trait Link: Send + Sync + fmt::Debug {
         None
     }
 
+    /// That process, with the time at which it began, in the kernel's ticks since it started: nobody else ever has both.
+    fn peer_process_identity(&self) -> Option<(u32, u64)> {
+        None
+    }
+
     /// A pidfd of that process, where it is known which it is, whatever has become of it.
     fn peer_process(&self) -> Option<Arc<OwnedFd>> {
         None

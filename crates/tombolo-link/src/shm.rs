@@ -134,6 +134,8 @@ pub struct ShmLink {
     suspect: AtomicBool,
     peer_process_id: Option<u32>,
     peer_process: Option<Arc<OwnedFd>>,
+    /// When it began.
+    peer_began: Option<u64>,
     counters: Counters,
 }
 
@@ -171,6 +173,10 @@ impl ShmLink {
         let peer_process_id = socket.peer()?.process_id;
         let peer_process =
             process::peer_pidfd(socket.as_fd(), peer_process_id.unwrap_or(0)).ok().map(Arc::new);
+        // If the peer is still there afterwards, the number was not given to another process meanwhile.
+        let began = peer_process_id.and_then(|id| process::began(id).ok());
+        let peer_began =
+            began.filter(|_| peer_process.as_ref().is_some_and(|peer| !process::has_ended(peer)));
         Ok(Self {
             sending: Mutex::new(Sending { producer, unflushed: false, refused_bytes: None }),
             receiving: Mutex::new(consumer),
@@ -187,6 +193,7 @@ impl ShmLink {
             suspect: AtomicBool::new(false),
             peer_process_id,
             peer_process,
+            peer_began,
             counters: Counters::default(),
         })
     }
@@ -491,6 +498,10 @@ impl Link for ShmLink {
 
     fn peer_process_id(&self) -> Option<u32> {
         self.peer_process_id
+    }
+
+    fn peer_process_identity(&self) -> Option<(u32, u64)> {
+        self.peer_process_id.zip(self.peer_began)
     }
 
     fn peer_process(&self) -> Option<Arc<OwnedFd>> {

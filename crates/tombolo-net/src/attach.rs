@@ -128,7 +128,7 @@ impl Attached {
     /// comes, or refuses the port.
     ///
     /// # Errors
-    /// Its device is gone. (Its namespace stays as long as this does.)
+    /// Its device is gone, alone or with its namespace.
     pub fn keep(
         &mut self,
         is_over: impl Fn() -> bool,

@@ -384,6 +384,11 @@ impl Control {
         }
     }
 
+    /// The uplink is gone.
+    pub fn lose_carrier(&mut self) {
+        self.set_uplink_state(false, self.mtu);
+    }
+
     /// What ports are told of the uplink, if that is new.
     pub fn take_news(&mut self) -> Option<Answer> {
         std::mem::take(&mut self.has_news).then(|| self.attached().ok()).flatten()

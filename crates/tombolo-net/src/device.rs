@@ -4,10 +4,13 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use tombolo_core::nic::Mac;
-use tombolo_host::net::{Interface, PacketSocket, TapQueues, in_namespace, is_tap, set_carrier};
+use tombolo_host::net::{
+    Interface, PacketSocket, TapQueues, in_namespace, in_open_namespace, is_tap, open_namespace, set_carrier,
+};
 use tombolo_host::timing::net::{DEVICE_TIMEOUT, RETRY_INTERVAL};
 use tombolo_host::unix::MAX_DESCRIPTORS;
 
@@ -42,8 +45,8 @@ impl DeviceName {
 /// A port's device.
 #[derive(Debug)]
 pub enum Device {
-    /// As [`DeviceName::Tap`].
-    Tap(TapQueues, Interface),
+    /// As [`DeviceName::Tap`]. Without an interface if that is in another namespace: an open one would keep the namespace alive.
+    Tap(TapQueues, Option<Interface>),
     /// As [`DeviceName::Interface`], with the number of the interface.
     Interface(PacketSocket, Interface, u32),
     /// As [`DeviceName::Machine`].
@@ -65,19 +68,48 @@ impl Device {
         let given =
             || mac.ok_or_else(|| io::Error::other("whose hardware address it is has to be said (--mac)"));
         match name {
-            DeviceName::Tap(name, count) => in_namespace(namespace, || {
-                let tap = make(name, (*count).clamp(1, QUEUES_MAX))?;
-                // Nothing is to be sent before somebody reads it.
-                tap.iter().try_for_each(|queue| set_carrier(queue, false))?;
-                let interface = Interface::open(name)?;
-                if let Some(mac) = mac {
-                    interface.set_mac(mac.0)?;
-                }
-                interface.set_mtu(mtu)?;
-                interface.set_up()?;
-                let mac = interface.mac()?;
-                Ok((Self::Tap(tap, interface), Mac(mac)))
-            }),
+            DeviceName::Tap(name, count) => {
+                let count = (*count).clamp(1, QUEUES_MAX);
+                let prepare = |tap: &TapQueues, interface: &Interface| {
+                    // Nothing is to be sent before somebody reads it.
+                    tap.iter().try_for_each(|queue| set_carrier(queue, false))?;
+                    if let Some(mac) = mac {
+                        interface.set_mac(mac.0)?;
+                    }
+                    interface.set_mtu(mtu)
+                };
+                let Some(namespace) = namespace else {
+                    let tap = make(|| TapQueues::new(name, count))?;
+                    let interface = Interface::open(name)?;
+                    prepare(&tap, &interface)?;
+                    interface.set_up()?;
+                    let mac = interface.mac()?;
+                    return Ok((Self::Tap(tap, Some(interface)), Mac(mac)));
+                };
+                // Queues that are opened in a namespace keep it alive after its last process has ended.
+                let namespace = open_namespace(namespace)?;
+                let tap = make(|| {
+                    // Each attempt would show a device of another name there for a moment.
+                    if in_open_namespace(namespace.as_fd(), || Interface::open(name)).is_ok() {
+                        return Err(io::Error::new(
+                            io::ErrorKind::AlreadyExists,
+                            "there is one of this name",
+                        ));
+                    }
+                    let tap = make_aside(count)?;
+                    prepare(&tap, &tap.interface()?)?;
+                    tap.move_to(namespace.as_fd(), name)?;
+                    Ok(tap)
+                });
+                let tap = tap.map_err(|error| {
+                    io::Error::new(error.kind(), format!("cannot make the TAP device {name}: {error}"))
+                })?;
+                let mac = tap.with_interface(|interface| {
+                    interface.set_up()?;
+                    interface.mac()
+                })?;
+                Ok((Self::Tap(tap, None), Mac(mac)))
+            }
             DeviceName::Interface(name) => {
                 let mac = given()?;
                 in_namespace(namespace, || {
@@ -137,21 +169,34 @@ impl Device {
     /// The device is gone.
     pub fn set_segment_bytes(&self, bytes: u32) -> io::Result<()> {
         match self {
-            Self::Tap(_, interface) => interface.set_segment_bytes(bytes),
+            Self::Tap(_, Some(interface)) => interface.set_segment_bytes(bytes),
+            Self::Tap(tap, None) => tap.with_interface(|interface| interface.set_segment_bytes(bytes)),
             Self::Interface(..) | Self::Machine(_) => Ok(()),
         }
     }
 }
 
 /// Makes a device. One of this name may be going just now: the owner has it until it sees that its port has ended.
-fn make(name: &str, queues: usize) -> io::Result<TapQueues> {
+fn make(how: impl Fn() -> io::Result<TapQueues>) -> io::Result<TapQueues> {
     let since = Instant::now();
     loop {
-        match TapQueues::new(name, queues) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && since.elapsed() < DEVICE_TIMEOUT => {
+        match how() {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::AlreadyExists)
+                    && since.elapsed() < DEVICE_TIMEOUT =>
+            {
                 std::thread::sleep(RETRY_INTERVAL);
             }
             made => return made,
         }
     }
+}
+
+/// Makes a device under a name that nobody has.
+fn make_aside(queues: usize) -> io::Result<TapQueues> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // At most 15 bytes; process numbers have 22 bits.
+    let number = NEXT.fetch_add(1, Ordering::Relaxed) % 100;
+    let name = format!("tmb{}-{number}", std::process::id());
+    TapQueues::new(&name, queues)
 }

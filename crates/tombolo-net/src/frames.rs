@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::{Errno, ReadWriteFlags};
 use tombolo_core::nic::offload::{OFFLOAD_BYTES, OffloadHeader, shifted};
-use tombolo_core::nic::{TAG_BYTES, Tag};
+use tombolo_core::nic::{Cut, TAG_BYTES, Tag, settle};
 use tombolo_host::net::{is_packet_socket, is_tap, receive_frame, send_frame, take_overflows};
 
 /// Bytes of the addresses, behind which a tag stands.
@@ -73,6 +73,12 @@ impl<D: AsFd> AsFd for End<D> {
 pub struct FrameBuffer {
     bytes: Box<[u8]>,
     length: usize,
+}
+
+impl Default for FrameBuffer {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl FrameBuffer {
@@ -153,6 +159,22 @@ impl FrameBuffer {
         Ok(())
     }
 
+    /// Does what the offload header asks for, as [`settle`] says. `Some`: the frame is a segment that is to be cut. A header that does not fit
+    /// stays: whoever forwards the frame refuses it.
+    pub fn settle(&mut self) -> Option<Cut> {
+        let (header, frame) = self.bytes[..self.length].split_first_chunk_mut::<OFFLOAD_BYTES>()?;
+        settle(header, frame).ok().flatten()
+    }
+
+    /// Takes a piece of a segment. `false`: there is no such piece.
+    fn take_piece(&mut self, segment: &Self, cut: &Cut, number: usize) -> bool {
+        self.length = 0;
+        self.bytes[..OFFLOAD_BYTES].fill(0);
+        let length = cut.write(number, segment.frame(), &mut self.bytes[OFFLOAD_BYTES..]);
+        self.length = length.map_or(0, |length| OFFLOAD_BYTES + length);
+        length.is_some()
+    }
+
     /// Writes the frame as it is, or with another tag.
     ///
     /// # Errors
@@ -196,6 +218,34 @@ impl FrameBuffer {
                 use_parts(&[&header, addresses, rest].map(IoSlice::new))
             }
         }
+    }
+}
+
+/// A segment that is cut here.
+#[derive(Debug)]
+pub struct Segment {
+    buffer: FrameBuffer,
+    cut: Cut,
+    next: usize,
+    /// The queue that it came from.
+    pub queue: usize,
+}
+
+impl Segment {
+    /// What is in a buffer, for which the other one is put in its place.
+    pub fn new(buffer: &mut FrameBuffer, other: FrameBuffer, cut: Cut, queue: usize) -> Self {
+        Self { buffer: std::mem::replace(buffer, other), cut, next: 0, queue }
+    }
+
+    /// The buffer that it was in, for the next one.
+    pub fn into_buffer(self) -> FrameBuffer {
+        self.buffer
+    }
+
+    /// Puts the next piece into a buffer. `false`: there is none.
+    pub fn next(&mut self, into: &mut FrameBuffer) -> bool {
+        self.next += 1;
+        into.take_piece(&self.buffer, &self.cut, self.next - 1)
     }
 }
 

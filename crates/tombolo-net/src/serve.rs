@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +21,7 @@ use tombolo_node::{Address, Peer, Security, harmless_reason};
 use crate::allowance::Listed;
 use crate::control::{Asker, Control, SEGMENT_BYTES_MAX};
 use crate::far::{self, OWNER_DOMAIN, RING_BYTES};
+use crate::frames::End;
 use crate::letters::{Letter, Ring};
 use crate::protocol::{Answer, MESSAGE_BYTES_MAX};
 use crate::station::{Kind, News, Station};
@@ -66,8 +68,15 @@ struct Far {
 pub struct Owner {
     listeners: Vec<SeqpacketListener>,
     control: Control,
+    uplink: UplinkName,
+    /// The uplink's MTU, if it is to be changed.
+    mtu: Option<u32>,
     interface: tombolo_host::net::Interface,
     index: u32,
+    /// A copy of the uplink's descriptor.
+    end: End<OwnedFd>,
+    /// The uplink is gone, and was not taken back for this reason; nothing: there is none of its name.
+    why_away: Option<String>,
     sockets: HashMap<u64, (SeqpacketSocket, PeerIdentity)>,
     /// Decides who of this machine is connected.
     connections: Connections,
@@ -135,14 +144,19 @@ impl Owner {
                 embedded,
             });
         }
+        let end = uplink.copy()?;
         let worker = Handle::start(Exchange::new(options.mode, limits), uplink, station)?;
         let control = Control::new(worker, has_carrier, limits.mtu, options.coalescing, listed);
         let index = interface.index()?;
         Ok(Self {
             listeners,
             control,
+            uplink: options.uplink.clone(),
+            mtu: options.mtu,
             interface,
             index,
+            end,
+            why_away: None,
             sockets: HashMap::new(),
             connections: Connections::default(),
             begin: Instant::now(),
@@ -156,10 +170,10 @@ impl Owner {
         self.far.as_ref().map(|far| far.embedded.address())
     }
 
-    /// Serves until the caller says so.
+    /// Serves until the caller says so. An uplink that is deleted is waited for: meanwhile ports reach each other.
     ///
     /// # Errors
-    /// The uplink is gone, or the kernel does not let it wait.
+    /// The kernel does not let it wait, or the thread that moves frames has ended.
     pub fn serve(&mut self, is_over: impl Fn() -> bool) -> io::Result<()> {
         let timeout = Timespec { tv_sec: 0, tv_nsec: CHECK_INTERVAL.subsec_nanos().into() };
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
@@ -200,17 +214,68 @@ impl Owner {
             if listeners.contains(&true) {
                 self.accept();
             }
-            // It may have another name now. One of its name that has come since is another one.
-            if self.interface.index().ok() != Some(self.index) {
-                self.interface.rename(self.index)?;
-            }
             if self.control.is_of_no_use() {
-                return Err(io::Error::other(format!("the uplink {} is gone", self.interface.name())));
+                return Err(io::Error::other("frames are not moved any more"));
             }
-            self.control.set_uplink_state(self.interface.is_running()?, self.interface.mtu()?);
+            self.look_at_uplink();
             self.report_ports();
         }
         Ok(())
+    }
+
+    /// Follows the uplink: its name, its carrier, that it goes and comes back.
+    fn look_at_uplink(&mut self) {
+        // It may have another name now, since just now. One of its name that has come since is another one.
+        let state = (0..2).find_map(|_| {
+            let is_named = self.interface.index().ok() == Some(self.index);
+            (is_named || self.interface.rename(self.index).is_ok())
+                .then(|| self.interface.is_running().ok().zip(self.interface.mtu().ok()))
+                .flatten()
+        });
+        let is_bound = Uplink::is_bound(&self.end);
+        if let Some((is_running, mtu)) = state.filter(|_| is_bound && !self.control.worker().is_uplink_gone())
+        {
+            self.why_away = None;
+            return self.control.set_uplink_state(is_running, mtu);
+        }
+        if self.why_away.is_none() {
+            tracing::warn!(
+                uplink = self.interface.name(),
+                "the uplink is gone: it is used again when it comes back"
+            );
+            self.why_away = Some(String::new());
+            self.control.lose_carrier();
+        }
+        match self.take_uplink_back() {
+            Ok(true) => {
+                tracing::info!(uplink = self.interface.name(), "the uplink is back");
+                self.why_away = None;
+            }
+            Ok(false) => {}
+            Err(error) => {
+                let reason = error.to_string();
+                if self.why_away.as_ref() != Some(&reason) {
+                    tracing::warn!(reason, "the uplink cannot be used again");
+                    self.why_away = Some(reason);
+                }
+            }
+        }
+    }
+
+    /// Opens the uplink as at the beginning. `false`: there is none of its name.
+    fn take_uplink_back(&mut self) -> io::Result<bool> {
+        if let UplinkName::Interface(name) = &self.uplink
+            && tombolo_host::net::Interface::open(name).is_err()
+        {
+            return Ok(false);
+        }
+        let uplink = Uplink::open(&self.uplink, self.mtu)?;
+        let end = uplink.copy()?;
+        let interface = tombolo_host::net::Interface::open(uplink.interface().name())?;
+        let index = interface.index()?;
+        self.control.worker().replace_uplink(uplink)?;
+        (self.interface, self.index, self.end) = (interface, index, end);
+        Ok(true)
     }
 
     fn now_ns(&self) -> u64 {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use tombolo_host::net::{Interface, PacketSocket, TapQueues};
+use tombolo_host::net::{Interface, PacketSocket, TapQueues, is_bound, is_tap};
 
 use tombolo_core::nic::Tag;
 
@@ -65,6 +65,27 @@ impl Uplink {
     /// The interface.
     pub fn interface(&self) -> &Interface {
         &self.interface
+    }
+
+    /// A copy of its descriptor, for [`is_bound`](Self::is_bound).
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn copy(&self) -> io::Result<End<OwnedFd>> {
+        let copy = self.end.as_fd().try_clone_to_owned()?;
+        Ok(match self.end {
+            End::Socket(_) => End::Socket(copy),
+            End::Queue(_) => End::Queue(copy),
+        })
+    }
+
+    /// Whether frames still go to the interface that was opened: one that is deleted, or moved away, takes itself off its sockets, also if it
+    /// comes back.
+    pub fn is_bound(end: &End<OwnedFd>) -> bool {
+        match end {
+            End::Socket(socket) => is_bound(socket.as_fd()),
+            End::Queue(queue) => is_tap(queue.as_fd()),
+        }
     }
 
     /// How frames go there.

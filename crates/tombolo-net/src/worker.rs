@@ -20,7 +20,7 @@ use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::timing::net::SHAPED_WAIT_MIN;
 
 use crate::aside::Aside;
-use crate::frames::{End, FrameBuffer, is_gone};
+use crate::frames::{End, FrameBuffer, Segment, is_gone};
 use crate::station::{Kind, News, Station};
 use crate::uplink::Uplink;
 
@@ -34,6 +34,8 @@ enum Way {
         other_user: Option<u32>,
         /// Whether each may have frames.
         ready: Vec<bool>,
+        /// Whether each is not watched: it has frames, and further ones would wake this thread for nothing.
+        muted: Vec<bool>,
         /// Which is read next.
         next: usize,
     },
@@ -48,6 +50,8 @@ struct Queues {
     /// leave bytes between header and frame as they were: who attaches a TAP device says how long headers are there.)
     kept: FrameBuffer,
     kept_tag: Tag,
+    /// What it has sent and is cut here: its pieces are read before anything else.
+    segment: Option<Box<Segment>>,
 }
 
 /// What the thread has.
@@ -66,6 +70,10 @@ pub struct Worker {
     epoll: OwnedFd,
     begin: Instant,
     buffer: FrameBuffer,
+    /// What came from the uplink and is cut here.
+    uplink_segment: Option<Box<Segment>>,
+    /// For the next segment that is cut here.
+    spare: Option<FrameBuffer>,
     targets: Targets,
     /// Decides which ports are written to aside.
     effort: Effort,
@@ -115,9 +123,12 @@ pub struct Handle {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How the uplink is watched.
+/// How the uplink, and each queue, is watched.
 const WITHOUT_ROOM: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 const WITH_ROOM: epoll::EventFlags = WITHOUT_ROOM.union(epoll::EventFlags::OUT);
+
+/// How a queue is watched of which it is known that it has frames: nothing is told of it. Its end is seen when it is read.
+const MUTED: epoll::EventFlags = epoll::EventFlags::ET;
 
 const UPLINK: u64 = u64::MAX;
 const CALLS: u64 = u64::MAX - 1;
@@ -167,6 +178,8 @@ impl Handle {
             epoll,
             begin: Instant::now(),
             buffer: FrameBuffer::new(),
+            uplink_segment: None,
+            spare: None,
             targets: Targets::default(),
             effort: Effort::default(),
             aside: Aside::new(shared.event.clone()),
@@ -190,10 +203,27 @@ impl Handle {
         receiver.recv().ok()
     }
 
-    /// Whether the thread has ended, or has no uplink any more.
+    /// Whether the thread has ended.
     pub fn is_of_no_use(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-            || self.shared.is_uplink_gone.load(Ordering::Relaxed)
+    }
+
+    /// Whether the uplink was found gone.
+    pub fn is_uplink_gone(&self) -> bool {
+        self.shared.is_uplink_gone.load(Ordering::Relaxed)
+    }
+
+    /// Has frames go to another uplink from now on.
+    ///
+    /// # Errors
+    /// The kernel cannot watch it, or the thread has ended.
+    pub fn replace_uplink(&self, uplink: Uplink) -> io::Result<()> {
+        let shared = self.shared.clone();
+        let replaced = self.call(move |worker| {
+            shared.is_uplink_gone.store(false, Ordering::Relaxed);
+            worker.replace_uplink(uplink)
+        });
+        replaced.unwrap_or(Err(io::ErrorKind::NotFound.into())).map(drop)
     }
 
     /// The ports whose devices were found gone since the last call.
@@ -235,6 +265,21 @@ impl Drop for Handle {
     }
 }
 
+/// Puts the next piece of a segment into a buffer. Returns the queue that it came from; `None`: there is none, and no segment any more.
+fn next_piece(
+    segment: &mut Option<Box<Segment>>,
+    buffer: &mut FrameBuffer,
+    spare: &mut Option<FrameBuffer>,
+) -> Option<usize> {
+    let queue = segment.as_mut().and_then(|segment| segment.next(buffer).then_some(segment.queue));
+    if queue.is_none()
+        && let Some(segment) = segment.take()
+    {
+        *spare = Some(segment.into_buffer());
+    }
+    queue
+}
+
 impl Worker {
     /// Since the thread began.
     pub fn now_ns(&self) -> u64 {
@@ -251,19 +296,18 @@ impl Worker {
         queues: Vec<End<PassedDescriptor>>,
         other_user: Option<u32>,
     ) -> io::Result<()> {
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         for (index, queue) in queues.iter().enumerate() {
             let data = epoll::EventData::new_u64(key(id, index));
-            if let Err(errno) = epoll::add(&self.epoll, queue, data, flags) {
+            if let Err(errno) = epoll::add(&self.epoll, queue, data, WITHOUT_ROOM) {
                 for queue in &queues[..index] {
                     let _ = epoll::delete(&self.epoll, queue);
                 }
                 return Err(errno.into());
             }
         }
-        let ready = vec![true; queues.len()];
+        let (ready, muted) = (vec![true; queues.len()], vec![false; queues.len()]);
         let queues = queues.into_iter().map(Arc::new).collect();
-        self.enter(id, Way::Queues { queues, other_user, ready, next: 0 });
+        self.enter(id, Way::Queues { queues, other_user, ready, muted, next: 0 });
         Ok(())
     }
 
@@ -278,7 +322,8 @@ impl Worker {
         if self.ports.len() <= index {
             self.ports.resize_with(index + 1, || None);
         }
-        self.ports[index] = Some(Queues { way, kept: FrameBuffer::new(), kept_tag: Tag::Keep });
+        self.ports[index] =
+            Some(Queues { way, kept: FrameBuffer::new(), kept_tag: Tag::Keep, segment: None });
         self.exchange.has_frames(id);
     }
 
@@ -430,11 +475,15 @@ impl Worker {
                 key => {
                     let (id, queue) = (PortId((key >> 16) as u16), (key & 0xffff) as usize);
                     let port = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut);
-                    if let Some(Way::Queues { ready, .. }) = port.map(|port| &mut port.way)
-                        && let Some(ready) = ready.get_mut(queue)
+                    if let Some(Way::Queues { queues, ready, muted, .. }) = port.map(|port| &mut port.way)
+                        && let (Some(queue), Some(ready), Some(muted)) =
+                            (queues.get(queue), ready.get_mut(queue), muted.get_mut(queue))
                     {
-                        *ready = true;
-                        self.exchange.has_frames(id);
+                        if !std::mem::replace(ready, true) {
+                            self.exchange.has_frames(id);
+                        } else if !*muted {
+                            *muted = epoll::modify(&self.epoll, queue, data, MUTED).is_ok();
+                        }
                     }
                 }
             }
@@ -455,6 +504,9 @@ impl Worker {
     }
 
     fn read_uplink(&mut self, shared: &Shared) {
+        if next_piece(&mut self.uplink_segment, &mut self.buffer, &mut self.spare).is_some() {
+            return self.pass_from_uplink();
+        }
         match self.uplink.read(&mut self.buffer) {
             Ok(()) => {}
             Err(Errno::AGAIN) => {
@@ -472,6 +524,16 @@ impl Worker {
                 return;
             }
         }
+        if let Some(cut) = self.buffer.settle() {
+            // Its pieces are read next.
+            let spare = self.spare.take().unwrap_or_default();
+            self.uplink_segment = Some(Box::new(Segment::new(&mut self.buffer, spare, cut, 0)));
+            return;
+        }
+        self.pass_from_uplink();
+    }
+
+    fn pass_from_uplink(&mut self) {
         let header = self.buffer.header();
         if self.exchange.from_uplink(&header, self.buffer.frame(), &mut self.targets).is_ok() {
             self.deliver(0);
@@ -499,8 +561,10 @@ impl Worker {
             self.exchange.was_empty(id);
             return false;
         };
+        let piece_of = next_piece(&mut port.segment, &mut self.buffer, &mut self.spare);
         let queue = match &mut port.way {
-            Way::Queues { queues, ready, next, .. } => {
+            _ if piece_of.is_some() => piece_of.unwrap_or(0),
+            Way::Queues { queues, ready, muted, next, .. } => {
                 // Queues take turns.
                 let count = queues.len();
                 let queue = (0..count).map(|step| (*next + step) % count.max(1)).find(|queue| ready[*queue]);
@@ -517,6 +581,10 @@ impl Worker {
                     Err(errno) => {
                         // Empty or down: the kernel says when there is something again. Or gone.
                         ready[queue] = false;
+                        if std::mem::take(&mut muted[queue]) {
+                            let data = epoll::EventData::new_u64(key(id, queue));
+                            let _ = epoll::modify(&self.epoll, &queues[queue], data, WITHOUT_ROOM);
+                        }
                         if is_gone(errno) {
                             shared.gone.lock().push(id);
                             shared.notify();
@@ -541,6 +609,14 @@ impl Worker {
                 }
             }
         };
+        if piece_of.is_none()
+            && let Some(cut) = self.buffer.settle()
+        {
+            let spare = self.spare.take().unwrap_or_default();
+            let segment = port.segment.insert(Box::new(Segment::new(&mut self.buffer, spare, cut, queue)));
+            // There is one at least.
+            segment.next(&mut self.buffer);
+        }
         let header = self.buffer.header();
         let outward = self.exchange.from_port(now_ns, id, &header, self.buffer.frame(), &mut self.targets);
         let Ok(outward) = outward else { return false };
@@ -618,6 +694,15 @@ impl Worker {
             self.exchange.delivered(*id, self.buffer.frame(), &wire, was_taken);
         }
         self.targets.ports = targets;
+    }
+
+    /// Returns the uplink before, for another thread to close: that takes long.
+    fn replace_uplink(&mut self, uplink: Uplink) -> io::Result<Uplink> {
+        epoll::add(&self.epoll, &uplink, epoll::EventData::new_u64(UPLINK), WITHOUT_ROOM)?;
+        let _ = epoll::delete(&self.epoll, &self.uplink);
+        (self.uplink_segment, self.uplink_is_ready) = (None, true);
+        self.exchange.uplink_has_room();
+        Ok(std::mem::replace(&mut self.uplink, uplink))
     }
 
     /// Each frame that leaves an uplink makes room: that is of interest while there is none.

@@ -475,12 +475,16 @@ impl Evictor {
         self.evicted(left.count() as u64);
         // They lie there until the area is used again.
         let staged = victims.iter().filter(|victim| victim.is_in_area).count();
-        let copies = victims.iter().filter(|victim| victim.frame.is_some()).count();
+        let copies = victims.iter().filter(|victim| victim.frame.is_some());
+        let gone = copies.clone().filter(|victim| victim.leaves()).count();
+        let staying = copies.count() - gone;
+        // These are their spaces' own from now on.
+        self.pager.room.remove_copies(staying as u64);
         let shared = self.end(space, victims);
         if let Some(area) = area {
             space.add_staged(&self.pager.room, area, staged as u32);
         }
-        self.pager.room.remove_copies(copies as u64);
+        self.pager.room.remove_copies(gone as u64);
         shared
     }
 

@@ -179,10 +179,10 @@ pub fn keep(socket: &OwnedFd) -> io::Result<()> {
         let count = kept.len();
         end_programs(kept.into_values().collect());
         // Last: writing to standard error may fail, or wait for ever.
-        let _ = writeln!(
-            io::stderr(),
-            "tombolo: the supervisor is gone, and the far memory of its programs with it: {count} process(es) ended"
+        let said = format!(
+            "tombolo: the supervisor is gone, and the far memory of its programs with it: {count} process(es) ended\n"
         );
+        let _ = io::stderr().write_all(said.as_bytes());
     }
     Ok(())
 }

@@ -52,8 +52,9 @@ impl OnTheWay {
     }
 }
 
-/// Pages in staging areas, and copies of shared pages, for which there is room besides the limit: as many as one area has.
+/// Pages in staging areas for which there is room besides the limit. With [`COPIES_BESIDE`], these are as many as one area has.
 const STAGED_BESIDE: u64 = AREA_PAGES as u64 - COPIES_BESIDE;
+/// Copies of shared pages for which there is room besides the limit.
 const COPIES_BESIDE: u64 = AREA_PAGES as u64 / 2;
 
 /// Least by which the limit gives way.
@@ -166,15 +167,17 @@ impl Room {
         });
     }
 
-    /// Copies of shared pages that can be made now within the limit: all that can, where none is on its way out.
+    /// How many copies of shared pages can be made now: what is left of [`COPIES_BESIDE`], and the room that is free. One at least, since the copies of
+    /// a program that is stopped stay for long.
     pub fn possible_copies(&self) -> u64 {
         let left = COPIES_BESIDE.saturating_sub(self.on_the_way.lock().copies);
-        left + u64::try_from(self.free()).unwrap_or(0)
+        (left + u64::try_from(self.free()).unwrap_or(0)).max(1)
     }
 
     /// Agents are about to copy shared pages, so that these can leave.
     pub fn add_copies(&self, pages: u64) {
         self.change(|on_the_way| on_the_way.copies += pages);
+        self.peak.fetch_max(self.resident(), Ordering::Relaxed);
     }
 
     /// Such copies are gone, or are counted elsewhere.
@@ -305,7 +308,7 @@ mod tests {
         room.take(&account, 90);
         assert_eq!(room.possible_copies(), COPIES_BESIDE + 10);
         room.add_copies(COPIES_BESIDE + 10);
-        assert_eq!((room.free(), room.possible_copies()), (0, 0));
+        assert_eq!((room.free(), room.possible_copies(), room.peak()), (0, 1, 100));
         // They have been moved to a staging area, which is counted before they are not.
         let area = AtomicU32::new(0);
         room.change_staged(&area, |_| STAGED_BESIDE as u32 + 10);

@@ -312,10 +312,10 @@ impl Evictor {
         if let Some((slot, _)) = sharer.place {
             self.pager.far.slots().release(slot);
         }
+        self.pager.room.remove_copies(1);
         if table.states.get(sharer.page).frame() == Some(sharer.frame) && !table.closed {
             self.pager.own_shared(space, table, sharer.page);
         }
-        self.pager.room.remove_copies(1);
         self.pager.put_back_frame(sharer.frame);
     }
 

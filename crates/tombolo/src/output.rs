@@ -49,7 +49,12 @@ pub fn json(value: &impl Serialize) -> Result<(), Failure> {
 
 /// Says something on standard error. Where that cannot be written, there is nobody to tell: the command goes on.
 pub fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "tombolo: {text}");
+    say_to(&mut io::stderr(), text);
+}
+
+/// In one call: other processes have the same standard error, and their lines would come between parts of this one.
+fn say_to(file: &mut impl Write, text: &str) {
+    let _ = file.write_all(format!("tombolo: {text}\n").as_bytes());
 }
 
 fn note(written: io::Result<()>) {
@@ -91,6 +96,28 @@ pub fn failure(error: &io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Counts calls.
+    #[derive(Default)]
+    struct Calls(Vec<Vec<u8>>);
+
+    impl Write for Calls {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.push(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_is_written_by_one_call() {
+        let mut calls = Calls::default();
+        say_to(&mut calls, "two\nlines");
+        assert_eq!(calls.0, [b"tombolo: two\nlines\n".to_vec()]);
+    }
 
     #[test]
     fn a_paragraph_keeps_all_words_in_lines_that_fit() {

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tombolo_client::{Domain, Grant, Mail, Mailbox, Memory, Spec, Target, Who};
+use tombolo_client::{Domain, Grant, MAX_MAIL_BYTES, Mail, Mailbox, Memory, Spec, Target, Who};
 use tombolo_node::identity::{AllowList, KeyPair};
 use tombolo_node::{Address, Node, OpenError, Security};
 use tombolo_wire::{
@@ -465,4 +465,40 @@ fn floods() {
     // And the node is as it was.
     scene.work(&AtomicBool::new(true));
     scene.check([3, 0]);
+}
+
+/// A message is longer than the packets of a narrow network; some packets are lost. It comes whole and once, or its sender hears why not.
+#[test]
+fn messages_are_whole_over_a_narrow_network() {
+    const NARROW_BYTES: usize = 548;
+    let (far_host, address) = Host::start(&udp(), &[]);
+    let relay = Relay::to(&address, 0);
+    relay.narrow(NARROW_BYTES);
+    let (near_host, _) = Host::start(&shm(), &[&relay.address]);
+    let (near, far) = (near_host.domain(1), far_host.domain(2));
+    let mailbox = far.open_mailbox(4, &[Who::Node(1)]).unwrap();
+    let there = Target { node: 1, domain: far.number() };
+    let from = Target { node: 1, domain: near.number() };
+    for (loses, rounds) in [(0, 40_u64), (7, 200)] {
+        relay.lose(loses);
+        for round in 0..rounds {
+            let length = [200, 257, 700, 1000, MAX_MAIL_BYTES][round as usize % 5];
+            let bytes = pattern(round, length);
+            near.send(there, &bytes).unwrap().wait(PATIENCE).unwrap();
+            assert_eq!(mailbox.receive(PATIENCE), Ok(Mail { from, bytes }), "{loses}: {round}");
+        }
+    }
+    assert!(relay.lost() > 0, "nothing was lost");
+    // A full mailbox: the last part comes again, until there is room, and the message is there once.
+    let waiting: Vec<_> =
+        (0..12_u64).map(|number| near.send(there, &pattern(number, MAX_MAIL_BYTES)).unwrap()).collect();
+    let mut came: Vec<_> = (0..12).map(|_| mailbox.receive(PATIENCE).unwrap().bytes).collect();
+    for sent in &waiting {
+        sent.wait(PATIENCE).unwrap();
+    }
+    assert_eq!(mailbox.try_receive(), Ok(None));
+    let mut wanted: Vec<_> = (0..12_u64).map(|number| pattern(number, MAX_MAIL_BYTES)).collect();
+    came.sort_unstable();
+    wanted.sort_unstable();
+    assert!(came == wanted, "a message is not what was sent");
 }

@@ -13,8 +13,8 @@ pub struct LinkId(pub u32);
 pub enum Proof {
     /// A key.
     Key([u8; 32]),
-    /// The kernel names its process on this machine.
-    Process(u32),
+    /// The kernel names its process on this machine: its number, and when it began.
+    Process(u32, u64),
     /// Nothing. What it says of its life is believed only if it was dialed.
     Nothing,
 }

@@ -78,6 +78,8 @@ pub struct Speaks {
     pub mac: Option<Mac>,
     /// It hands out addresses or routes: DHCP, router advertisements, redirects.
     pub is_offer: bool,
+    /// It is not ARP, IPv4 or IPv6: for whom it speaks is not known here.
+    pub is_other: bool,
 }
 
 /// A frame as a switch sees it.
@@ -132,14 +134,14 @@ impl<'a> Frame<'a> {
             _ if !is_whole || (packet.stop_err.is_some() && packet.transport.is_none()) => None,
             // Behind more tags than are read, too.
             None if packet.link_exts.is_full() => None,
-            None => Some(Speaks::default()),
+            None => Some(Speaks { is_other: true, ..Speaks::default() }),
             Some(LaxNetSlice::Arp(arp)) => arp_speaks(&arp),
             Some(LaxNetSlice::Ipv4(ip)) => {
                 let source = ip.header().source_addr();
                 Some(Speaks {
                     addresses: [Some(IpAddr::V4(source)).filter(|_| !source.is_unspecified()), None],
-                    mac: None,
                     is_offer: ip.header().fragments_offset().value() == 0 && is_offer(ip.payload(), DHCP)?,
+                    ..Speaks::default()
                 })
             }
             Some(LaxNetSlice::Ipv6(ip)) => {
@@ -193,7 +195,7 @@ fn arp_speaks(arp: &ArpPacketSlice<'_>) -> Option<Speaks> {
     let address: [u8; 4] = arp.sender_protocol_addr().try_into().ok()?;
     // One that only asks whether an address is free has none yet.
     let address = Some(IpAddr::from(address)).filter(|address| !address.is_unspecified());
-    Some(Speaks { addresses: [None, address], mac: Some(mac), is_offer: false })
+    Some(Speaks { addresses: [None, address], mac: Some(mac), ..Speaks::default() })
 }
 
 /// Neighbour discovery (RFC 4861, §4).
@@ -234,5 +236,5 @@ fn neighbour_speaks(icmp: &Icmpv6Slice<'_>, source: Ipv6Addr) -> Option<Speaks> 
         }
         options = options.get(length..)?;
     }
-    Some(Speaks { addresses: [None, target], mac, is_offer: false })
+    Some(Speaks { addresses: [None, target], mac, ..Speaks::default() })
 }

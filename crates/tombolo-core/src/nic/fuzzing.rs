@@ -2,9 +2,10 @@
 
 use std::net::IpAddr;
 
-use super::offload::OFFLOAD_BYTES;
+use super::offload::{Asked, OFFLOAD_BYTES, OffloadHeader};
 use super::{
     Exchange, Frame, Limits, Mac, Mode, Origin, PortConfig, PortId, Rules, Share, Tag, Targets, Turns, Vlans,
+    settle,
 };
 
 /// The hardware address of a port of [`frame`].
@@ -13,11 +14,36 @@ pub const fn mac(id: u16) -> Mac {
     Mac([2, 0, 0, 0, high, low])
 }
 
-/// Any offload header and frame from any of four ports and from the uplink: no panic, and what is forwarded is from its
-/// port's own address, goes to ports of its virtual network and not back, and leaves with that network's tag.
+/// Any offload header and frame, or the pieces of such a segment, from any of four ports and from the uplink: no panic, and what is forwarded is
+/// from its port's own address, goes to ports of its virtual network and not back, leaves with that network's tag, and is what it was when
+/// it was looked at.
 #[allow(clippy::missing_panics_doc, reason = "that is what it is for")]
 pub fn frame(bytes: &[u8]) {
-    let Some((header, frame)) = bytes.split_first_chunk::<OFFLOAD_BYTES>() else { return };
+    let mut bytes = bytes.to_vec();
+    let Some((header, frame)) = bytes.split_first_chunk_mut::<OFFLOAD_BYTES>() else { return };
+    let length = frame.len();
+    match settle(header, frame) {
+        Ok(Some(cut)) => {
+            assert!((1..=length.max(1)).contains(&cut.pieces()));
+            let mut piece = vec![0; length];
+            // The last one, and as many as there is time for.
+            for number in (0..cut.pieces()).take(4).chain([cut.pieces() - 1]) {
+                let length = cut.write(number, frame, &mut piece).expect("each piece can be written");
+                forward(&[0; OFFLOAD_BYTES], piece.get(..length).unwrap_or(&[]));
+            }
+        }
+        Ok(None) | Err(_) => forward(header, frame),
+    }
+}
+
+/// The bytes of a frame that a kernel writes when it carries out this header.
+fn written_later(header: &OffloadHeader, frame: &[u8]) -> Option<std::ops::Range<usize>> {
+    let asked = Asked::from(header);
+    let at = asked.start + asked.offset;
+    (asked.needs_checksum && at + 2 <= frame.len()).then_some(at..at + 2)
+}
+
+fn forward(header: &OffloadHeader, frame: &[u8]) {
     let limits = Limits { turns: Turns::Bytes, rate: None, wake_ns: 0, segment_bytes_max: 65_536, mtu: 1500 };
     let mut exchange = Exchange::new(Mode::Bridge, limits);
     let own: [IpAddr; 1] = [[10, 0, 0, 1].into()];
@@ -46,6 +72,13 @@ pub fn frame(bytes: &[u8]) {
         };
         if !is_forwarded {
             continue;
+        }
+        // Whatever is written to the checksum later, the frame speaks for the same addresses.
+        if let Some(written) = written_later(header, frame) {
+            let mut later = frame.to_vec();
+            later.get_mut(written).into_iter().flatten().for_each(|byte| *byte = !*byte);
+            let speaks = |bytes: &[u8]| Frame::parse(bytes).map(|frame| frame.speaks());
+            assert_eq!(speaks(&later), speaks(frame), "{header:?}");
         }
         let parsed = Frame::parse(frame);
         assert!(targets.wire.frames > 0 && targets.wire.frame_bytes <= 1500 + 14 + 8 + 4, "{targets:?}");

@@ -17,6 +17,7 @@
 mod coalesce;
 pub mod connection;
 mod counters;
+mod cutting;
 pub mod effort;
 mod exchange;
 mod fifo;
@@ -32,6 +33,7 @@ mod switch;
 
 pub use coalesce::{Coalescer, Coalescing};
 pub use counters::{Counters, SIZES, Traffic};
+pub use cutting::{Cut, settle};
 pub use exchange::{Exchange, Limits, Outward, PortConfig, Step};
 pub use fifo::Fifo;
 pub use frame::{Frame, Mac, NoMac, Speaks, TAG_BYTES};

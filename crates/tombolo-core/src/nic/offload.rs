@@ -2,7 +2,8 @@
 //! each frame (virtio 1.2, §5.1.6; `struct virtio_net_hdr`), and what such a segment is on the wire.
 //!
 //! A header is believed only as far as the frame's bytes bear it out: one that lies would make the kernel at the other
-//! end read or write beside the frame, or cut it into nothing.
+//! end read or write beside the frame, write over what the switch has read of it, or cut it into nothing. Other sums and segments than those
+//! of the frame's own TCP or UDP are made before, by [`settle`](super::settle).
 
 use super::frame::{TAG, TAG_BYTES};
 
@@ -20,15 +21,14 @@ const OVERHEAD_BYTES: u64 = 24;
 /// Bytes of the frame checksum.
 const CHECKSUM_BYTES: u64 = 4;
 
-const NEEDS_CHECKSUM: u8 = 1;
-const GSO_NONE: u8 = 0;
-const GSO_TCP4: u8 = 1;
-const GSO_TCP6: u8 = 4;
-const GSO_UDP: u8 = 5;
+pub(super) const NEEDS_CHECKSUM: u8 = 1;
+pub(super) const GSO_NONE: u8 = 0;
+pub(super) const GSO_TCP4: u8 = 1;
+pub(super) const GSO_TCP6: u8 = 4;
+pub(super) const GSO_UDP: u8 = 5;
 const GSO_ECN: u8 = 0x80;
-/// The shortest payload of a segment's frames: cutting a segment into shorter ones would cost the kernel thousands of
-/// frames.
-const SEGMENT_BYTES_MIN: usize = 16;
+/// The shortest payload of a segment's frames that kernels cut: into shorter ones, it would cost them thousands of frames in one call.
+pub(super) const SEGMENT_BYTES_MIN: usize = 16;
 
 /// What a frame, or all frames that a segment becomes, are on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,57 +63,98 @@ fn word(header: &OffloadHeader, at: usize) -> usize {
     usize::from(u16::from_ne_bytes(bytes))
 }
 
+/// What a header asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) needs_checksum: bool,
+    /// How the frame is to be cut.
+    pub(super) kind: u8,
+    pub(super) segment_bytes: usize,
+    /// The first byte that is summed.
+    pub(super) start: usize,
+    /// Where the sum is written, behind that.
+    pub(super) offset: usize,
+}
+
+impl From<&OffloadHeader> for Asked {
+    fn from(header: &OffloadHeader) -> Self {
+        let [flags, kind, ..] = *header;
+        Self {
+            needs_checksum: flags & NEEDS_CHECKSUM != 0,
+            kind: kind & !GSO_ECN,
+            segment_bytes: word(header, 4),
+            start: word(header, 6),
+            offset: word(header, 8),
+        }
+    }
+}
+
+impl Asked {
+    /// The protocol of the segments that it tells of; `None`: it is of no known kind.
+    pub(super) fn protocol(&self) -> Option<u8> {
+        match self.kind {
+            GSO_TCP4 | GSO_TCP6 => Some(TCP),
+            GSO_UDP => Some(UDP),
+            _ => None,
+        }
+    }
+
+    /// Whether segments of this kind are of such packets.
+    pub(super) fn is_for(&self, ethertype: u16) -> bool {
+        match self.kind {
+            GSO_TCP4 => ethertype == IPV4,
+            GSO_TCP6 => ethertype == IPV6,
+            GSO_UDP => matches!(ethertype, IPV4 | IPV6),
+            _ => false,
+        }
+    }
+
+    /// Bytes of the transport header of a segment that is to be cut. `None`: it has none.
+    pub(super) fn transport_bytes(&self, frame: &[u8]) -> Option<usize> {
+        let bytes = match self.protocol()? {
+            UDP => 8,
+            _ => usize::from(frame.get(self.start + 12)? >> 4) * 4,
+        };
+        (self.start + bytes <= frame.len() && (self.kind == GSO_UDP || bytes >= 20)).then_some(bytes)
+    }
+}
+
 /// Checks a header against its frame, and says what goes on the wire. `mtu`: the most bytes behind the Ethernet header.
 ///
 /// # Errors
 /// [`BadOffload`].
 pub fn on_wire(header: &OffloadHeader, frame: &[u8], mtu: usize) -> Result<Wire, BadOffload> {
-    let [flags, kind, ..] = *header;
-    let (kind, segment_bytes) = (kind & !GSO_ECN, word(header, 4));
-    let (start, offset) = (word(header, 6), word(header, 8));
     if frame.len() < ETHERNET_BYTES {
         return Err(BadOffload::Runt);
     }
+    let asked = Asked::from(header);
     let (network_at, ethertype) = network(frame).ok_or(BadOffload::Runt)?;
-    if flags & NEEDS_CHECKSUM != 0 && (start < network_at || start + offset + 2 > frame.len()) {
+    let own = transport(frame, network_at, ethertype);
+    if asked.needs_checksum && !own.is_some_and(|own| own.has_checksum_at(&asked, frame)) {
         return Err(BadOffload::Lies);
     }
-    if kind == GSO_NONE {
+    if asked.kind == GSO_NONE {
         return if frame.len() > network_at + mtu { Err(BadOffload::Giant) } else { Ok(one(frame.len())) };
     }
-    let is_for = match kind {
-        GSO_TCP4 => ethertype == IPV4,
-        GSO_TCP6 => ethertype == IPV6,
-        GSO_UDP => matches!(ethertype, IPV4 | IPV6),
-        _ => false,
-    };
-    if !is_for || flags & NEEDS_CHECKSUM == 0 || segment_bytes < SEGMENT_BYTES_MIN {
-        return Err(BadOffload::Lies);
-    }
-    let transport_bytes = if kind == GSO_UDP {
-        8
-    } else {
-        let offset = frame.get(start + 12).ok_or(BadOffload::Lies)?;
-        usize::from(offset >> 4) * 4
-    };
-    let headers = start + transport_bytes;
-    if headers > frame.len()
-        || (kind != GSO_UDP && transport_bytes < 20)
-        || !is_transport(frame, network_at, kind, ethertype, start)
+    let is_its = own.is_some_and(|own| Some(own.protocol) == asked.protocol() && own.at == asked.start);
+    if !is_its || !asked.is_for(ethertype) || !asked.needs_checksum || asked.segment_bytes < SEGMENT_BYTES_MIN
     {
         return Err(BadOffload::Lies);
     }
-    if headers + segment_bytes > network_at + mtu {
+    let headers = asked.start + asked.transport_bytes(frame).ok_or(BadOffload::Lies)?;
+    if headers + asked.segment_bytes > network_at + mtu {
         return Err(BadOffload::Giant);
     }
-    Ok(cut(frame.len() - headers, headers, segment_bytes))
+    Ok(cut(frame.len() - headers, headers, asked.segment_bytes))
 }
 
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
+pub(super) const IPV4: u16 = 0x0800;
+pub(super) const IPV6: u16 = 0x86dd;
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
 
 /// Where the network header begins behind at most two tags, and of what kind it is.
-fn network(frame: &[u8]) -> Option<(usize, u16)> {
+pub(super) fn network(frame: &[u8]) -> Option<(usize, u16)> {
     let mut at = ETHERNET_BYTES;
     for _ in 0..2 {
         let kind = u16::from_be_bytes(frame.get(at - 2..at)?.try_into().ok()?);
@@ -125,28 +166,50 @@ fn network(frame: &[u8]) -> Option<(usize, u16)> {
     Some((at, u16::from_be_bytes(frame.get(at - 2..at)?.try_into().ok()?)))
 }
 
-/// Whether the transport header begins where the offload header says, and is of that kind.
-fn is_transport(frame: &[u8], network_at: usize, kind: u8, ethertype: u16, start: usize) -> bool {
-    let protocol = if kind == GSO_UDP { 17 } else { 6 };
-    let Some(network) = frame.get(network_at..) else { return false };
-    match (ethertype, network.first().map(|first| first >> 4)) {
-        (IPV4, Some(4)) => {
-            let length = network.first().map_or(0, |first| usize::from(first & 0xf) * 4);
-            length >= 20 && start == network_at + length && network.get(9) == Some(&protocol)
+/// Extension headers of IPv6 that are walked at most: of each kind one, or two of destination options (RFC 8200, §4.1), and
+/// some more.
+const EXTENSIONS_MAX: usize = 8;
+
+/// What an IP packet carries, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Transport {
+    pub(super) at: usize,
+    pub(super) protocol: u8,
+}
+
+impl Transport {
+    /// Whether this is TCP or UDP, and what a header asks for is its checksum.
+    pub(super) fn has_checksum_at(&self, asked: &Asked, frame: &[u8]) -> bool {
+        let is_its = matches!((self.protocol, asked.offset), (TCP, 16) | (UDP, 6));
+        is_its && self.at == asked.start && asked.start + asked.offset + 2 <= frame.len()
+    }
+}
+
+/// What the packet carries whose header begins there. `None`: it cannot be found, or the packet is a fragment.
+pub(super) fn transport(frame: &[u8], network_at: usize, ethertype: u16) -> Option<Transport> {
+    let network = frame.get(network_at..)?;
+    match (ethertype, network.first()? >> 4) {
+        (IPV4, 4) => {
+            let length = usize::from(network.first()? & 0xf) * 4;
+            // Neither its first bytes nor others are in another packet.
+            let is_whole = u16::from_be_bytes(*network.get(6..)?.first_chunk()?) & 0x3fff == 0;
+            (length >= 20 && is_whole)
+                .then_some(Transport { at: network_at + length, protocol: *network.get(9)? })
         }
-        (IPV6, Some(6)) => {
+        (IPV6, 6) => {
             // Hop-by-hop options, routing and destination options may stand between.
-            let (mut at, mut next) = (40, network.get(6).copied());
-            while let Some(0 | 43 | 60) = next {
-                let Some(&[following, length]) = network.get(at..).and_then(|rest| rest.first_chunk()) else {
-                    return false;
-                };
-                next = Some(following);
+            let (mut at, mut protocol) = (40, *network.get(6)?);
+            for _ in 0..EXTENSIONS_MAX {
+                if !matches!(protocol, 0 | 43 | 60) {
+                    break;
+                }
+                let &[following, length] = network.get(at..)?.first_chunk()?;
+                protocol = following;
                 at += (usize::from(length) + 1) * 8;
             }
-            next == Some(protocol) && start == network_at + at
+            Some(Transport { at: network_at + at, protocol })
         }
-        _ => false,
+        _ => None,
     }
 }
 

@@ -55,7 +55,8 @@ pub struct Rules {
     /// Its virtual networks.
     pub vlans: Vlans,
     /// Its network addresses, if it may have no others: it can neither send from others nor claim them (ARP, neighbour
-    /// discovery), and it cannot hand addresses or routes to the others (DHCP, router advertisements).
+    /// discovery), and it cannot hand addresses or routes to the others (DHCP, router advertisements). It can send nothing but ARP,
+    /// IPv4 and IPv6.
     pub addresses: Option<BTreeSet<IpAddr>>,
     /// It gets frames for others, too, of its virtual networks.
     pub is_promiscuous: bool,
@@ -93,6 +94,8 @@ pub enum Refusal {
     WrongAddress,
     /// It hands out addresses or routes, which is not its port's to do.
     NotItsToOffer,
+    /// It is of a protocol for which addresses say nothing, and its port has some that it may not leave.
+    OtherProtocol,
     /// It has a tag that its port may not use.
     WrongVlan,
     /// Nobody has its destination.
@@ -107,13 +110,14 @@ pub enum Refusal {
 
 impl Refusal {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Malformed,
         Self::TooLong,
         Self::BadOffload,
         Self::WrongSource,
         Self::WrongAddress,
         Self::NotItsToOffer,
+        Self::OtherProtocol,
         Self::WrongVlan,
         Self::Unknown,
         Self::Private,
@@ -130,6 +134,7 @@ impl Refusal {
             Self::WrongSource => "wrong_source",
             Self::WrongAddress => "wrong_address",
             Self::NotItsToOffer => "not_its_to_offer",
+            Self::OtherProtocol => "other_protocol",
             Self::WrongVlan => "wrong_vlan",
             Self::Unknown => "unknown_destination",
             Self::Private => "private",
@@ -365,7 +370,9 @@ fn check_source(rules: &Rules, frame: &Frame<'_>) -> Result<(), Refusal> {
     let speaks = frame.speaks().ok_or(Refusal::Malformed)?;
     let link_local = IpAddr::V6(rules.mac.link_local_address());
     let is_own = |address: &IpAddr| own.contains(address) || *address == link_local;
-    if speaks.is_offer {
+    if speaks.is_other {
+        Err(Refusal::OtherProtocol)
+    } else if speaks.is_offer {
         Err(Refusal::NotItsToOffer)
     } else if speaks.mac.is_some_and(|mac| mac != rules.mac) {
         Err(Refusal::WrongSource)

@@ -173,7 +173,21 @@ pub struct Placement {
     pub(crate) mask: u64,
 }
 
+/// A block that comes in parts. Equal for the parts of one alone, also where they are sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockId {
+    pub(crate) epoch: u32,
+    pub(crate) slot: u16,
+    pub(crate) generation: Generation,
+}
+
 impl Placement {
+    /// Its block.
+    #[must_use]
+    pub fn block_id(&self) -> BlockId {
+        BlockId { epoch: self.epoch, slot: self.slot, generation: self.generation }
+    }
+
     /// Whose block it is, for fault records.
     #[must_use]
     pub fn fault_source(&self) -> FaultSource {

@@ -95,8 +95,11 @@ pub struct Config {
     /// and a quarter has passed, instead of waiting for the timeout. One that was
     /// overtaken eight times in a row waits for the timeout.
     pub fast_retransmit: bool,
+    /// Send the latest block, or read request, again after two round trips without an answer, once: nothing comes after it whose answer could
+    /// show that it is lost. Only where the timeout is measured.
+    pub tail_probe: bool,
     /// The least time beyond a round trip before a block overtaken by another
-    /// counts as lost: what reordering and scheduling alone may cost.
+    /// counts as lost, or the latest one is sent again: what reordering and scheduling alone may cost.
     pub reorder_ns: u64,
     /// Give a peer up after this long without any packet from it.
     pub give_up_ns: u64,
@@ -164,6 +167,7 @@ impl Default for Config {
                 max_ns: 1_000_000_000,
             },
             fast_retransmit: true,
+            tail_probe: true,
             // Waking a thread on another processor takes 20 to 50 us (decision 3): twice that.
             reorder_ns: 100_000,
             // Five times the longest timeout.

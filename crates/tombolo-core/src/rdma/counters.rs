@@ -28,6 +28,8 @@ pub struct Counters {
     pub timeouts: u64,
     /// Blocks taken for lost because later ones were acknowledged.
     pub fast_retransmits: u64,
+    /// Blocks and read requests sent again although nothing showed that they were lost: nothing came after them.
+    pub tail_probes: u64,
     /// Blocks and read requests given up after too many attempts, though the peer was there.
     pub given_up: u64,
     /// Blocks that were under way by a link when it was lost.
@@ -116,6 +118,7 @@ impl Counters {
             closed_in_vain,
             timeouts,
             fast_retransmits,
+            tail_probes,
             given_up,
             atomics_sent,
             atomics,
@@ -166,6 +169,7 @@ impl Counters {
             closed_in_vain,
             timeouts,
             fast_retransmits,
+            tail_probes,
             given_up,
             atomics_sent,
             atomics,

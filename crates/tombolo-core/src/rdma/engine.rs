@@ -1,7 +1,7 @@
 //! The three machines behind one door.
 
 use super::action::{
-    Action, Block, DropReason, NotificationWrite, Operation, PathStatus, Placement, Verdict,
+    Action, Block, BlockId, DropReason, NotificationWrite, Operation, PathStatus, Placement, Verdict,
 };
 use super::config::Config;
 use super::counters::Counters;
@@ -124,6 +124,14 @@ impl Engine {
     /// the number is not below [`crate::rdma::MAX_PATHS`]. Poll afterwards.
     pub fn add_path(&mut self, now: Time, peer: PeerId, path: PathId) -> bool {
         self.initiator.knows(peer) && self.initiator.add_path(now, peer, path)
+    }
+
+    /// Whether this path of a peer loses nothing while its link is up, so that an unanswered block means a busy peer. That stays so when the path
+    /// is added again.
+    pub fn set_reliable(&mut self, peer: PeerId, path: PathId, is_reliable: bool) {
+        if self.initiator.knows(peer) {
+            self.initiator.set_reliable(peer, path, is_reliable);
+        }
     }
 
     /// A link to a peer is gone: what is under way there goes again at once by
@@ -283,6 +291,18 @@ impl Engine {
     pub fn is_held(&self, placement: &Placement) -> bool {
         let Placement { peer, epoch, slot, generation, .. } = *placement;
         self.responder.is_held(peer, epoch, slot, generation)
+    }
+
+    /// Whether the bytes of a block are still coming in.
+    #[must_use]
+    pub fn is_receiving(&self, peer: PeerId, block: BlockId) -> bool {
+        self.responder.is_receiving(peer, block)
+    }
+
+    /// Whether other parts of a placement's block have been placed: they do not come again.
+    #[must_use]
+    pub fn has_other_parts(&self, placement: &Placement) -> bool {
+        self.responder.has_placed(placement)
     }
 
     /// Whether the words of a notification that waits for its page are still to be written. If not, hand them back to

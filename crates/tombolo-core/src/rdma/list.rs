@@ -54,6 +54,10 @@ impl List {
         (self.head != NONE).then_some(self.head)
     }
 
+    pub(crate) fn back(&self) -> Option<u32> {
+        (self.tail != NONE).then_some(self.tail)
+    }
+
     pub(crate) fn iter(self, chain: &Chain) -> impl Iterator<Item = u32> {
         std::iter::successors(self.front(), |&entry| chain.after(entry))
     }

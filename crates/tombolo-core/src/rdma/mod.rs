@@ -52,7 +52,7 @@ mod time;
 mod transaction;
 mod transfer;
 
-pub use action::{Action, Block, BlockNotification, Completion, Packets, PathStatus, Verdict};
+pub use action::{Action, Block, BlockId, BlockNotification, Completion, Packets, PathStatus, Verdict};
 pub use action::{DropReason, NotificationWrite, Operation, Placement};
 pub use config::{Config, Retransmission};
 pub use counters::Counters;

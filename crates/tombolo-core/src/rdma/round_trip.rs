@@ -99,6 +99,14 @@ impl RoundTrip {
         }
     }
 
+    /// How long to wait before the last block is sent again as a probe. `None`: the round trip is unknown, or the last attempt timed out.
+    pub(crate) fn probe_ns(&self, rule: Retransmission, least_ns: u64) -> Option<u64> {
+        let Retransmission::Measured { .. } = rule else { return None };
+        let smoothed = self.smoothed_ns.filter(|_| self.backoff == 0)?;
+        let spread = smoothed.max(self.variation_ns.saturating_mul(4)).max(least_ns);
+        Some(smoothed.saturating_add(spread))
+    }
+
     /// How long a block that others have overtaken waits.
     pub(crate) fn overtaken_ns(&self, reorder_ns: u64) -> Option<u64> {
         self.smoothed_ns.map(|smoothed| smoothed.saturating_add((smoothed / 4).max(reorder_ns)))
@@ -157,6 +165,21 @@ mod tests {
         let fixed = Retransmission::Fixed { timeout_ns: 7 };
         trip.back_off();
         assert!(!trip.sample_shortens(20, fixed, 0) && !trip.alive());
+    }
+
+    #[test]
+    fn a_probe_waits_for_twice_the_round_trip_or_its_spread() {
+        let rule = Retransmission::Measured { initial_ns: 500, min_ns: 100, max_ns: 10_000 };
+        let mut trip = RoundTrip::new();
+        assert_eq!(trip.probe_ns(rule, 10), None);
+        trip.sample(1000);
+        assert_eq!(trip.probe_ns(rule, 10), Some(3000));
+        (0..100).for_each(|_| trip.sample(1000));
+        assert_eq!(trip.probe_ns(rule, 10), Some(2000));
+        assert_eq!(trip.probe_ns(rule, 5000), Some(6000));
+        assert_eq!(trip.probe_ns(Retransmission::Fixed { timeout_ns: 7 }, 10), None);
+        trip.back_off();
+        assert_eq!(trip.probe_ns(rule, 10), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many, `TOMBOLO_SECONDS=1800` runs new ones for so long.
 
 mod connections;
+mod cutting;
 mod effort;
 mod exchanging;
 mod pipes;

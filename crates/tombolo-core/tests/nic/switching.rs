@@ -206,6 +206,13 @@ fn a_port_speaks_for_itself_only() {
     for kind in [134, 137] {
         assert_eq!(says(discovery(&local, kind, "fd00::1", mac(1))), Err(Refusal::NotItsToOffer));
     }
+    // Its own by type, by length (802.2, with SNAP), RARP, PPPoE.
+    for kind in
+        [&[0x88, 0xb5][..], &[0, 38, 0x42, 0x42, 3], &[0, 38, 0xaa, 0xaa, 3], &[0x80, 0x35], &[0x88, 0x63]]
+    {
+        let bytes = [&[0xff; 6][..], &mac(1).0, kind, &[0; 46]].concat();
+        assert_eq!(says(bytes), Err(Refusal::OtherProtocol), "{kind:x?}");
+    }
 }
 
 #[test]

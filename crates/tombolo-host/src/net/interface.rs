@@ -1,7 +1,7 @@
 //! One network interface: its address, size of frames and state.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -171,11 +171,26 @@ impl Interface {
     /// This process may not, or the interface cannot.
     pub fn set_segment_bytes(&self, bytes: u32) -> io::Result<()> {
         const GSO_MAX_SIZE: u16 = 41;
-        const ATTRIBUTE_BYTES: u16 = 8;
-        const MESSAGE_BYTES: u32 = 16 + 16 + ATTRIBUTE_BYTES as u32;
-        let mut message = Vec::with_capacity(MESSAGE_BYTES as usize);
+        self.change(&[(GSO_MAX_SIZE, &bytes.to_ne_bytes())], "cannot set its longest segment")
+    }
+
+    /// Moves it to another network namespace, where it has this name.
+    ///
+    /// # Errors
+    /// This process may not, or there is one of that name: it is there then, with another name.
+    pub fn move_to(self, namespace: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        name_of(name)?;
+        let descriptor = namespace.as_raw_fd().to_ne_bytes();
+        let text = [name.as_bytes(), &[0]].concat();
+        let attributes = [(libc::IFLA_NET_NS_FD, &descriptor[..]), (libc::IFLA_IFNAME, &text)];
+        self.change(&attributes, &format!("cannot be moved to a namespace as {name}"))
+    }
+
+    /// Changes the interface by a message to the kernel's routing.
+    fn change(&self, attributes: &[(u16, &[u8])], what: &str) -> io::Result<()> {
+        let mut message = Vec::new();
         // nlmsghdr: length, type, flags, number, sender.
-        message.extend(MESSAGE_BYTES.to_ne_bytes());
+        message.extend([0; 4]);
         message.extend(libc::RTM_SETLINK.to_ne_bytes());
         message.extend(((libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16).to_ne_bytes());
         message.extend([0; 8]);
@@ -183,10 +198,15 @@ impl Interface {
         message.extend([0; 4]);
         message.extend(self.index()?.to_ne_bytes());
         message.extend([0; 8]);
-        // rtattr: length, type, value.
-        message.extend(ATTRIBUTE_BYTES.to_ne_bytes());
-        message.extend(GSO_MAX_SIZE.to_ne_bytes());
-        message.extend(bytes.to_ne_bytes());
+        // rtattr: length, type, value, up to a multiple of four bytes.
+        for (kind, value) in attributes {
+            message.extend((4 + value.len() as u16).to_ne_bytes());
+            message.extend(kind.to_ne_bytes());
+            message.extend(*value);
+            message.resize(message.len().next_multiple_of(4), 0);
+        }
+        let length = (message.len() as u32).to_ne_bytes();
+        message[..4].copy_from_slice(&length);
         rustix::net::send(&self.routing, &message, SendFlags::empty())?;
         let mut answer = [0; 1024];
         let (_, length) = rustix::net::recv(&self.routing, &mut answer, RecvFlags::empty())?;
@@ -194,10 +214,9 @@ impl Interface {
         let number = answer.get(..length).and_then(|answer| answer.get(16..20)?.first_chunk::<4>().copied());
         match number.map(i32::from_ne_bytes) {
             Some(0) => Ok(()),
-            Some(error) => Err(told(
-                format_args!("{}: cannot set its longest segment", self.text),
-                &io::Error::from_raw_os_error(-error),
-            )),
+            Some(error) => {
+                Err(told(format_args!("{}: {what}", self.text), &io::Error::from_raw_os_error(-error)))
+            }
             None => Err(io::ErrorKind::InvalidData.into()),
         }
     }

@@ -6,9 +6,10 @@ mod packet;
 mod tap;
 
 pub use interface::Interface;
-pub use namespace::{in_namespace, in_new_namespace, path_of_namespace};
+pub use namespace::{in_namespace, in_new_namespace, in_open_namespace, open_namespace, path_of_namespace};
 pub use packet::{
-    BUFFER_BYTES, PacketSocket, ReceivedFrame, is_packet_socket, receive_frame, send_frame, take_overflows,
+    BUFFER_BYTES, PacketSocket, ReceivedFrame, is_bound, is_packet_socket, receive_frame, send_frame,
+    take_overflows,
 };
 pub use tap::{TapQueues, is_tap, set_carrier};
 

@@ -1,6 +1,7 @@
 //! Things done in another network namespace, by a thread that enters it and ends.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -21,6 +22,15 @@ pub fn path_of_namespace(text: &str) -> PathBuf {
     }
 }
 
+/// Opens a network namespace: it is there as long as the descriptor.
+///
+/// # Errors
+/// There is none at this path, or this process may not open it.
+pub fn open_namespace(path: &Path) -> io::Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| told(format_args!("the network namespace {}", path.display()), &errno.into()))
+}
+
 /// Does something in a network namespace, or in that of this thread. Descriptors that are made there stay there.
 ///
 /// # Errors
@@ -29,15 +39,35 @@ pub fn in_namespace<T: Send>(
     path: Option<&Path>,
     what: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {
-    let Some(path) = path else { return what() };
-    let namespace = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|errno| told(format_args!("the network namespace {}", path.display()), &errno.into()))?;
+    match path {
+        Some(path) => {
+            let namespace = open_namespace(path)?;
+            enter(&namespace.as_fd(), &format!("the namespace {}", path.display()), what)
+        }
+        None => what(),
+    }
+}
+
+/// Does something in a network namespace. Descriptors that are made there stay there.
+///
+/// # Errors
+/// This process may not enter it, or what is done fails.
+pub fn in_open_namespace<T: Send>(
+    namespace: BorrowedFd<'_>,
+    what: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    enter(&namespace, "a network namespace", what)
+}
+
+fn enter<T: Send>(
+    namespace: &BorrowedFd<'_>,
+    called: &str,
+    what: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), Some(LinkNameSpaceType::Network))
-                .map_err(|errno| {
-                    told(format_args!("cannot enter the namespace {}", path.display()), &errno.into())
-                })?;
+            move_into_link_name_space(*namespace, Some(LinkNameSpaceType::Network))
+                .map_err(|errno| told(format_args!("cannot enter {called}"), &errno.into()))?;
             what()
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -111,6 +111,18 @@ pub fn is_packet_socket(descriptor: BorrowedFd<'_>) -> bool {
         && has_option(libc::PACKET_AUXDATA)
 }
 
+/// Whether a packet socket still has an interface: the kernel takes it away from the sockets of one that is deleted or moved to another
+/// namespace.
+pub fn is_bound(socket: BorrowedFd<'_>) -> bool {
+    // SAFETY: all bytes zero are a valid `sockaddr_ll`.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&address) as libc::socklen_t;
+    let place = (&raw mut address).cast();
+    // SAFETY: the kernel writes no more bytes of the address than the length says, all of whose values are valid.
+    let got = unsafe { libc::getsockname(socket.as_raw_fd(), place, &raw mut length) };
+    got == 0 && address.sll_ifindex > 0
+}
+
 /// How many frames the kernel has dropped since the last call, which had no room in the buffer of a [`PacketSocket`].
 pub fn take_overflows(socket: BorrowedFd<'_>) -> u64 {
     let mut counts = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };

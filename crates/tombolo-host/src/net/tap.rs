@@ -1,15 +1,18 @@
 //! TAP devices: Ethernet interfaces whose frames a process reads and writes, each after a `virtio_net_hdr`.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
-use super::{name_of, told};
+use super::{Interface, in_open_namespace, name_of, told};
 
 /// All queues of one TAP device; when the last copy of the last is closed, the device is gone.
 #[derive(Debug)]
 pub struct TapQueues(Vec<OwnedFd>);
+
+/// `_IO('T', 227)`: a descriptor of the namespace that the device is in (Linux 5.2).
+const TUNGETDEVNETNS: libc::c_ulong = 0x54e3;
 
 const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 
@@ -56,6 +59,56 @@ impl TapQueues {
     /// The queues.
     pub fn iter(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(AsFd::as_fd)
+    }
+
+    /// Moves a new device to another network namespace, where it has this name. The device ends with that namespace, since its queues belong to
+    /// the namespace of this thread.
+    ///
+    /// # Errors
+    /// There is one of that name, or this process may not.
+    pub fn move_to(&self, namespace: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        self.interface()?.move_to(namespace, name)
+    }
+
+    /// The interface of a device in the namespace of this thread, whatever it is called by now.
+    ///
+    /// # Errors
+    /// It is gone, or in another namespace.
+    pub fn interface(&self) -> io::Result<Interface> {
+        Interface::open(&self.name()?)
+    }
+
+    /// Does something with the interface, in whatever namespace it is.
+    ///
+    /// # Errors
+    /// It is gone, this process may not enter its namespace, or what is done fails.
+    pub fn with_interface<T: Send>(
+        &self,
+        what: impl FnOnce(&Interface) -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        let queue = self.0.first().ok_or(io::ErrorKind::NotFound)?;
+        // SAFETY: TUNGETDEVNETNS takes no argument, and returns a descriptor.
+        let namespace = unsafe { libc::ioctl(queue.as_raw_fd(), TUNGETDEVNETNS as _, 0) };
+        if namespace < 0 {
+            return Err(told("the namespace of a TAP device", &io::Error::last_os_error()));
+        }
+        // SAFETY: it is a new descriptor, which nobody else has.
+        let namespace = unsafe { OwnedFd::from_raw_fd(namespace) };
+        let name = self.name()?;
+        in_open_namespace(namespace.as_fd(), || what(&Interface::open(&name)?))
+    }
+
+    /// What the device is called now.
+    fn name(&self) -> io::Result<String> {
+        let queue = self.0.first().ok_or(io::ErrorKind::NotFound)?;
+        // SAFETY: all bytes zero are a valid `ifreq`.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        // SAFETY: TUNGETIFF writes an `ifreq` and keeps no pointer.
+        if unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNGETIFF as _, &raw mut request) } < 0 {
+            return Err(told("a TAP device", &io::Error::last_os_error()));
+        }
+        let bytes = request.ifr_name.iter().map(|byte| byte.cast_unsigned()).take_while(|byte| *byte != 0);
+        Ok(String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned())
     }
 
     /// The queues, to keep.

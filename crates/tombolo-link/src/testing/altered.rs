@@ -190,6 +190,10 @@ impl<A: Alteration> Link for Altered<A> {
         self.link.peer_process_id()
     }
 
+    fn peer_process_identity(&self) -> Option<(u32, u64)> {
+        self.link.peer_process_identity()
+    }
+
     fn peer_key(&self) -> Option<PublicKey> {
         self.alteration.peer_key(&*self.link)
     }

@@ -220,6 +220,10 @@ impl Link for MemoryLink {
         Some(std::process::id())
     }
 
+    fn peer_process_identity(&self) -> Option<(u32, u64)> {
+        Some((std::process::id(), 0))
+    }
+
     fn close(&self, reason: LossReason) {
         let _ = self.lost.set(reason);
         self.outgoing.closed.store(true, Ordering::Release);

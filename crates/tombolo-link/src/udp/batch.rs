@@ -180,17 +180,22 @@ impl OutgoingBatch {
         self.segment_bytes + self.tag_bytes
     }
 
-    /// Seals all datagrams, once.
-    fn close(&mut self, sealer: &Mutex<Sealer>) {
+    /// Seals all datagrams, once. Returns how many are dropped instead.
+    fn close(&mut self, sealer: &Mutex<Sealer>) -> usize {
         if self.closed || self.is_empty() {
-            return;
+            return 0;
         }
         self.closed = true;
         self.length += self.tag_bytes;
         let (now, mut sealer) = (Instant::now(), sealer.lock());
-        for datagram in self.storage[..self.length].chunks_mut(self.segment_bytes + self.tag_bytes) {
-            sealer.seal(datagram, now);
+        let mut datagrams = self.storage[..self.length].chunks_mut(self.segment_bytes + self.tag_bytes);
+        if datagrams.all(|datagram| sealer.seal(datagram, now)) {
+            return 0;
         }
+        // The peer has acknowledged nothing for too long.
+        let lost = self.datagrams;
+        self.clear();
+        lost
     }
 
     /// Sends what waits, sealed if a sealer is there. What the socket has no room for keeps waiting
@@ -201,8 +206,9 @@ impl OutgoingBatch {
         socket: &UdpSocket,
         sealer: Option<&Mutex<Sealer>>,
     ) -> Result<(), (Errno, usize)> {
-        if let Some(sealer) = sealer {
-            self.close(sealer);
+        let lost = sealer.map_or(0, |sealer| self.close(sealer));
+        if lost > 0 {
+            return Err((Errno::NOKEY, lost));
         }
         if !self.elsewhere.is_empty() {
             let outcome = socket.send_scattered(&self.parts(), self.stride_bytes());
@@ -387,9 +393,9 @@ mod tests {
     fn received(batch: &mut OutgoingBatch) -> (Vec<Vec<u8>>, usize) {
         let secret = Zeroizing::new([3; 32]);
         let sealed = batch.tag_bytes > 0;
-        let mut opener = Opener::new(secret.clone());
+        let mut opener = Opener::new(secret.clone(), &Arc::default());
         if sealed {
-            batch.close(&Mutex::new(Sealer::new(secret, Instant::now())));
+            assert_eq!(batch.close(&Mutex::new(Sealer::new(secret, &Arc::default(), Instant::now()))), 0);
         }
         assert!(batch.length <= MAX_BATCH_BYTES && batch.stride_bytes() <= MAX_DATAGRAM);
         let scattered: Vec<u8> = batch.parts().iter().flat_map(SharedSpan::to_vec).collect();

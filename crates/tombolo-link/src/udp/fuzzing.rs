@@ -1,6 +1,7 @@
 //! For tests and fuzzers alone: what reads the datagrams of strangers and of peers.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
@@ -138,11 +139,12 @@ pub fn noise(bytes: &[u8]) {
 pub fn sealed(bytes: &[u8]) {
     let now = Instant::now();
     let secret = || Zeroizing::new([7; 32]);
-    let (mut sealer, mut opener) = (Sealer::new(secret(), now), Opener::new(secret()));
+    let (mut sealer, mut opener) =
+        (Sealer::new(secret(), &Arc::default(), now), Opener::new(secret(), &Arc::default()));
     let mut genuine = || {
         let mut datagram = Header::new(Kind::Ping, 5).encode().to_vec();
         datagram.resize(SEALED_BYTES, 0);
-        sealer.seal(&mut datagram, now);
+        assert!(sealer.seal(&mut datagram, now));
         datagram
     };
     let (first, second) = (genuine(), genuine());

@@ -182,8 +182,9 @@ impl Responder {
     fn refuse(&mut self) {
         let mut datagram = [0; HEADER_BYTES + SEAL_BYTES];
         datagram[..HEADER_BYTES].copy_from_slice(&Header::new(Kind::Refused, self.session).encode());
-        if let Stage::Refused(seals) = &mut self.stage {
-            seals.sealer.seal(&mut datagram, Instant::now());
+        if let Stage::Refused(seals) = &mut self.stage
+            && seals.sealer.seal(&mut datagram, Instant::now())
+        {
             self.send(&datagram);
         }
     }

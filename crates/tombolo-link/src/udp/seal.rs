@@ -13,12 +13,17 @@
 //! cannot read the past. The header names the epoch; the receiver follows when a datagram of the
 //! next one proves genuine, and keeps the previous key for those that were overtaken.
 //!
+//! Each header also names the receiver's epoch in the other direction (its [`Echo`]). A sender moves on only when it has heard of its present
+//! epoch: so a receiver is one epoch behind at most, however long the network was cut.
+//!
 //! ```text
 //! secret 0 ──► secret 1 ──► secret 2 ──►
 //!    └► key 0     └► key 1     └► key 2
 //! ```
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
@@ -26,7 +31,7 @@ use ring::hkdf::{HKDF_SHA256, Prk};
 use zeroize::Zeroizing;
 
 use super::replay::ReplayWindow;
-use super::wire::{EPOCH_AT, HEADER_BYTES};
+use super::wire::{ECHO_AT, EPOCH_AT, HEADER_BYTES};
 use tombolo_host::timing::link::SEAL_EPOCH;
 
 /// The counter, between header and body.
@@ -40,6 +45,8 @@ pub(super) const SEAL_BYTES: usize = COUNTER_BYTES + TAG_BYTES;
 
 /// Datagrams of one epoch: GCM's bounds are far away.
 const EPOCH_DATAGRAMS: u64 = 1 << 24;
+/// Most datagrams of an epoch that the peer has not acknowledged; after that nothing is sent. It takes hours in which nothing is heard.
+const UNHEARD_DATAGRAMS: u64 = 1 << 32;
 
 pub(super) type Secret = Zeroizing<[u8; 32]>;
 
@@ -75,8 +82,18 @@ fn nonce(epoch: u32, counter: u64) -> Nonce {
     Nonce::assume_unique_for_key(bytes)
 }
 
+/// What the two directions of a session know of each other's epochs, the low bytes of their numbers.
+#[derive(Debug, Default)]
+pub(super) struct Echo {
+    /// The newest epoch that has come.
+    came: AtomicU8,
+    /// The newest one of ours that has come to the other side, as that says.
+    heard_of: AtomicU8,
+}
+
 /// Seals the datagrams of one direction.
 pub(super) struct Sealer {
+    echo: Arc<Echo>,
     chain: Chain,
     key: LessSafeKey,
     epoch: u32,
@@ -86,10 +103,10 @@ pub(super) struct Sealer {
 }
 
 impl Sealer {
-    pub(super) fn new(secret: Secret, now: Instant) -> Self {
+    pub(super) fn new(secret: Secret, echo: &Arc<Echo>, now: Instant) -> Self {
         let mut chain = Chain(secret);
         let key = chain.advance();
-        Self { chain, key, epoch: 0, counter: 0, began: (0, now) }
+        Self { echo: echo.clone(), chain, key, epoch: 0, counter: 0, began: (0, now) }
     }
 
     fn next_epoch(&mut self, now: Instant) {
@@ -98,22 +115,30 @@ impl Sealer {
         self.began = (self.counter, now);
     }
 
-    /// Seals a datagram where it lies: header, room for the counter, body, room for the tag.
-    pub(super) fn seal(&mut self, datagram: &mut [u8], now: Instant) {
+    /// Seals a datagram where it lies: header, room for the counter, body, room for the tag. Returns false if
+    /// the datagram must not be sent: the peer has not acknowledged this epoch for too long.
+    #[must_use]
+    pub(super) fn seal(&mut self, datagram: &mut [u8], now: Instant) -> bool {
         let (counted, since) = (self.counter - self.began.0, now.saturating_duration_since(self.began.1));
         if counted >= EPOCH_DATAGRAMS || since >= SEAL_EPOCH {
-            self.next_epoch(now);
+            if self.echo.heard_of.load(Ordering::Relaxed) == self.epoch as u8 {
+                self.next_epoch(now);
+            } else if counted >= UNHEARD_DATAGRAMS {
+                return false;
+            }
         }
         assert!(datagram.len() >= SEALED_HEAD_BYTES + TAG_BYTES, "no room for the seal");
         let (rest, tag) = datagram.split_at_mut(datagram.len() - TAG_BYTES);
         let (head, body) = rest.split_at_mut(SEALED_HEAD_BYTES);
         head[EPOCH_AT] = self.epoch as u8;
+        head[ECHO_AT] = self.echo.came.load(Ordering::Relaxed);
         head[HEADER_BYTES..].copy_from_slice(&self.counter.to_le_bytes());
         let nonce = nonce(self.epoch, self.counter);
         self.counter += 1;
         // GCM fails only for 64 GiB and more.
         let proof = self.key.seal_in_place_separate_tag(nonce, Aad::from(&*head), body);
         tag.copy_from_slice(proof.expect("a datagram is within GCM's bounds").as_ref());
+        true
     }
 }
 
@@ -140,6 +165,7 @@ impl Drop for Sealer {
 
 /// Opens the datagrams of one direction, each once.
 pub(super) struct Opener {
+    echo: Arc<Echo>,
     chain: Chain,
     epoch: u32,
     previous: Option<LessSafeKey>,
@@ -155,11 +181,19 @@ impl Drop for Opener {
 }
 
 impl Opener {
-    pub(super) fn new(secret: Secret) -> Self {
+    pub(super) fn new(secret: Secret, echo: &Arc<Echo>) -> Self {
         let mut chain = Chain(secret);
         let current = chain.advance();
         let next = chain.advance();
-        Self { chain, epoch: 0, previous: None, current, next, window: ReplayWindow::new() }
+        Self {
+            echo: echo.clone(),
+            chain,
+            epoch: 0,
+            previous: None,
+            current,
+            next,
+            window: ReplayWindow::new(),
+        }
     }
 
     /// Opens a datagram where it lies; its body is then between [`SEALED_HEAD_BYTES`] and the tag.
@@ -182,10 +216,13 @@ impl Opener {
         }
         key.open_in_place(nonce(epoch, counter), Aad::from(&*head), body).map_err(|_| Unopened::Forged)?;
         self.window.note(counter);
+        // A late datagram may carry an older echo; the next one corrects it.
+        self.echo.heard_of.store(head[ECHO_AT], Ordering::Relaxed);
         if ahead == 1 {
             self.epoch = epoch;
             let next = std::mem::replace(&mut self.next, self.chain.advance());
             self.previous = Some(std::mem::replace(&mut self.current, next));
+            self.echo.came.store(epoch as u8, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -206,7 +243,83 @@ mod tests {
 
     fn pair() -> (Sealer, Opener) {
         let secret = Zeroizing::new([9; 32]);
-        (Sealer::new(secret.clone(), Instant::now()), Opener::new(secret))
+        (Sealer::new(secret.clone(), &Arc::default(), Instant::now()), Opener::new(secret, &Arc::default()))
+    }
+
+    /// Both directions of one side.
+    struct Side {
+        sealer: Sealer,
+        opener: Opener,
+    }
+
+    fn sides(now: Instant) -> [Side; 2] {
+        let secrets = [1, 2].map(|byte| Zeroizing::new([byte; 32]));
+        [[0, 1], [1, 0]].map(|[out, back]| {
+            let echo = Arc::default();
+            let sealer = Sealer::new(secrets[out].clone(), &echo, now);
+            Side { sealer, opener: Opener::new(secrets[back].clone(), &echo) }
+        })
+    }
+
+    fn sealed_at(side: &mut Side, now: Instant) -> Vec<u8> {
+        let mut bytes = datagram(b"text");
+        assert!(side.sealer.seal(&mut bytes, now));
+        bytes
+    }
+
+    /// A cut of any length, of one direction or both, at any time.
+    #[test]
+    fn a_session_goes_on_after_any_outage() {
+        const SECOND: Duration = Duration::from_secs(1);
+        for cut in [[true, true], [true, false], [false, true]] {
+            for outage_s in [100, 119, 121, 239, 241, 300, 3600, 86_400] {
+                let mut now = Instant::now();
+                let mut sides = sides(now);
+                let mut exchange = |now: Instant, passes: [bool; 2], step: Duration| {
+                    for from in [0, 1] {
+                        let bytes = sealed_at(&mut sides[from], now + step * from as u32 / 2);
+                        if passes[from] {
+                            let to = &mut sides[1 - from];
+                            assert_eq!(to.opener.open(&mut bytes.clone()), Ok(()), "{cut:?} {outage_s}");
+                        }
+                    }
+                    sides.each_ref().map(|side| side.sealer.epoch)
+                };
+                for _ in 0..200 {
+                    now += SECOND;
+                    exchange(now, [true; 2], SECOND);
+                }
+                let step = Duration::from_secs(outage_s) / 100;
+                for _ in 0..100 {
+                    now += step;
+                    exchange(now, cut.map(|is_cut| !is_cut), step);
+                }
+                let before = exchange(now, [true; 2], SECOND);
+                for _ in 0..400 {
+                    now += SECOND;
+                    exchange(now, [true; 2], SECOND);
+                }
+                let after = exchange(now, [true; 2], SECOND);
+                assert!(before.iter().zip(after).all(|(before, after)| after >= before + 3), "epochs go on");
+            }
+        }
+    }
+
+    #[test]
+    fn an_epoch_that_nobody_hears_of_ends_the_sending_at_last() {
+        let now = Instant::now();
+        let [mut ours, mut theirs] = sides(now);
+        ours.sealer.counter = EPOCH_DATAGRAMS;
+        let first = sealed_at(&mut ours, now);
+        assert_eq!(ours.sealer.epoch, 1, "the other side knows the first epoch from the beginning");
+        ours.sealer.counter += UNHEARD_DATAGRAMS - 2;
+        sealed_at(&mut ours, now);
+        assert_eq!(ours.sealer.epoch, 1);
+        assert!(!ours.sealer.seal(&mut datagram(b"text"), now));
+        assert_eq!(theirs.opener.open(&mut first.clone()), Ok(()));
+        assert_eq!(ours.opener.open(&mut sealed_at(&mut theirs, now)), Ok(()));
+        let next = sealed_at(&mut ours, now);
+        assert_eq!((ours.sealer.epoch, theirs.opener.open(&mut next.clone())), (2, Ok(())));
     }
 
     fn datagram(body: &[u8]) -> Vec<u8> {
@@ -219,7 +332,7 @@ mod tests {
 
     fn sealed(sealer: &mut Sealer, body: &[u8]) -> Vec<u8> {
         let mut bytes = datagram(body);
-        sealer.seal(&mut bytes, Instant::now());
+        assert!(sealer.seal(&mut bytes, Instant::now()));
         bytes
     }
 
@@ -297,7 +410,8 @@ mod tests {
         sealer.counter = EPOCH_DATAGRAMS - 1;
         for (after, epoch) in [(0, 0), (0, 1), (119, 1), (122, 2), (240, 2), (245, 3)] {
             let mut bytes = datagram(b"text");
-            sealer.seal(&mut bytes, start + Duration::from_secs(after));
+            sealer.echo.heard_of.store(sealer.epoch as u8, Ordering::Relaxed);
+            assert!(sealer.seal(&mut bytes, start + Duration::from_secs(after)));
             assert_eq!((sealer.epoch, bytes[EPOCH_AT]), (epoch, epoch as u8));
             assert_eq!(opener.open(&mut bytes), Ok(()));
         }

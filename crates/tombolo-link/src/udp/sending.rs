@@ -46,7 +46,10 @@ impl UdpLink {
             datagram.extend_from_slice(&[0; COUNTER_BYTES]);
             body.iter().for_each(|part| datagram.extend_from_slice(part));
             datagram.extend_from_slice(&[0; TAG_BYTES]);
-            sealer.lock().seal(&mut datagram, Instant::now());
+            if !sealer.lock().seal(&mut datagram, Instant::now()) {
+                self.counters.send_failures.add(1);
+                return Ok(());
+            }
         } else {
             body.iter().for_each(|part| datagram.extend_from_slice(part));
         }

@@ -1,12 +1,12 @@
 //! The bytes that begin every datagram of a UDP link.
 //!
 //! ```text
-//!  0        2         3      4       5       6      8                 16
-//!  │ magic  │ version │ kind │ flags │ epoch │ zero │ session         │ body …
+//!  0        2         3      4       5       6      7      8                 16
+//!  │ magic  │ version │ kind │ flags │ epoch │ echo │ zero │ session         │ body …
 //! ```
 //!
 //! All little endian. In a secure session everything but the handshake is sealed (`udp::seal`), and
-//! the header authenticated with it; the epoch says by which key. Magic, version and kind stay where they are in all versions, so that two
+//! the header authenticated with it; the epoch says by which key, and the echo which of the other side's epochs has come. Magic, version and kind stay where they are in all versions, so that two
 //! releases can always tell each other apart. The session is 64 random bits chosen by the accepting
 //! side: a datagram of an earlier life of the same address does not pass for one of this.
 
@@ -19,6 +19,8 @@ use crate::PROTOCOL_VERSION;
 pub(super) const HEADER_BYTES: usize = 16;
 /// Where the header says by which epoch's key its datagram is sealed.
 pub(super) const EPOCH_AT: usize = 5;
+/// Where it says which epoch of the other side has come.
+pub(super) const ECHO_AT: usize = 6;
 /// A hello is padded to this, and no answer to one is longer: nobody is a target for reflection.
 pub(super) const HELLO_BYTES: usize = 64;
 /// What each packet has before it: its length plus one, so that zero is padding up to the end.
@@ -157,7 +159,7 @@ impl Header {
     /// The header and what follows it.
     pub(super) fn decode(datagram: &[u8]) -> Result<(Self, &[u8]), Malformed> {
         let (header, body) = datagram.split_first_chunk::<HEADER_BYTES>().ok_or(Malformed::Garbage)?;
-        let [m0, m1, version, kind, flags, _epoch, _, _, session @ ..] = *header;
+        let [m0, m1, version, kind, flags, _epoch, _echo, _, session @ ..] = *header;
         if [m0, m1] != MAGIC {
             return Err(Malformed::Garbage);
         }

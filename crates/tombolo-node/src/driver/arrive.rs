@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tombolo_channel::Target;
+use tombolo_channel::{MAX_MAIL_BYTES, Target};
 use tombolo_core::own::Purpose;
 use tombolo_core::rdma::{Operation, PeerId, Placement, Verdict};
 use tombolo_host::shared::SharedSpan;
@@ -13,6 +13,7 @@ use tombolo_wire::{
 };
 
 use crate::driver::address_space::{Access, Denied, Place, Range};
+use crate::driver::gather::Part;
 use crate::driver::node::Node;
 use crate::driver::own_accesses::Work;
 use crate::driver::pump::{CachedClock, Flush};
@@ -197,8 +198,8 @@ impl Node {
         let payload = payload.part(0, length).ok_or(NackCode::PacketCorrupted)?;
         let by = match placement.read {
             Some(_) => Poster::of(placement.user),
-            None if let Some(sender) = tombolo_channel::mail_sender(placement.address) => {
-                return self.deliver(placement.domain, peer, sender, payload).map(|()| Placed::Now);
+            None if let Some(sender) = tombolo_channel::mail_sender(placement.block.0) => {
+                return self.place_mail(peer, placement, sender, payload).map(|()| Placed::Now);
             }
             None => Poster::Peer(peer),
         };
@@ -219,6 +220,43 @@ impl Node {
         let target = target.map_err(|_| Refusal::at(NackCode::DecodeError, placement.address))?;
         target.copy_from(payload);
         Ok(Placed::Now)
+    }
+
+    /// Puts a message, or the last part of one, into a mailbox; keeps any other part of it.
+    fn place_mail(
+        &self,
+        peer: PeerId,
+        placement: &Placement,
+        sender: u16,
+        payload: SharedSpan<'_>,
+    ) -> Result<(), Refusal> {
+        let (begin, length) = (placement.block.0, placement.block.1 as usize);
+        let offset = placement.address.checked_sub(begin).and_then(|offset| usize::try_from(offset).ok());
+        let end = offset.and_then(|offset| offset.checked_add(payload.len()));
+        let (Some(offset), Some(..=MAX_MAIL_BYTES)) = (offset, end.filter(|end| *end <= length)) else {
+            return Err(Refusal::at(NackCode::DecodeError, placement.address));
+        };
+        if payload.len() == length {
+            return self.deliver(placement.domain, peer, sender, payload);
+        }
+        if length > MAX_MAIL_BYTES {
+            return Err(Refusal::at(NackCode::DecodeError, placement.address));
+        }
+        let block = placement.block_id();
+        let mut gatherer = self.gatherer.lock();
+        if !gatherer.has(peer, block) {
+            let engine = self.fabric.engine.lock();
+            // Its peer is gone, or its block, or some of its parts.
+            if !engine.is_held(placement) || engine.has_other_parts(placement) {
+                return Err(Refusal::at(NackCode::DecodeError, placement.address));
+            }
+            if !gatherer.make_room(peer, |block| engine.is_receiving(peer, block)) {
+                return Err(NackCode::BufferFull.into());
+            }
+        }
+        gatherer.add(&Part { peer, block, length, offset, bytes: payload }, |message| {
+            self.deliver(placement.domain, peer, sender, SharedSpan::from(message))
+        })
     }
 
     /// Puts a message into the mailbox of a domain. `from` is the domain at that peer.

@@ -93,6 +93,7 @@ impl Node {
             Left::Neighbour(neighbour) => {
                 self.lost(neighbour.id, reason);
                 self.fabric.peer_lost(&neighbour);
+                self.gatherer.lock().forget(neighbour.id);
                 // Before anything of its next life is written: what of this one waits for pages is not.
                 self.carry_out_accesses();
                 self.third_party_lost(neighbour.id);

@@ -7,6 +7,7 @@ pub(crate) mod address_space;
 mod arrive;
 pub(crate) mod counters;
 pub(crate) mod doorbell;
+mod gather;
 mod links;
 pub(crate) mod loopback;
 pub(crate) mod node;

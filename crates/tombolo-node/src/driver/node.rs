@@ -18,6 +18,7 @@ use tombolo_link::{Address, Link, LossReason, Security};
 use tombolo_wire::MAX_EARLIER_BLOCKS;
 
 use crate::driver::counters::{GoneLinks, ListenerStats};
+use crate::driver::gather::Gatherer;
 use crate::fabric::connection::Connection;
 use crate::fabric::joining::{self, Paths};
 use crate::fabric::life::Life;
@@ -69,6 +70,8 @@ pub struct Node {
     /// Those that are gone keep their places.
     owners: RwLock<Vec<Weak<EventQueue<NodeEvent>>>>,
     pub(crate) packets_dropped: AtomicU64,
+    /// Messages of which parts have come.
+    pub(crate) gatherer: Mutex<Gatherer>,
     /// Held by the thread that carries out what the machine of programs' own memory wants.
     pub(crate) accesses_in_order: Mutex<()>,
     /// Grows while a program drives this node by itself.
@@ -175,6 +178,7 @@ impl Node {
             buffers,
             owners: RwLock::default(),
             packets_dropped: AtomicU64::new(0),
+            gatherer: Mutex::default(),
             accesses_in_order: Mutex::default(),
             driven: AtomicU32::new(0),
             unfinished: AtomicBool::new(false),

@@ -167,10 +167,10 @@ pub struct Neighbourhood {
 }
 
 fn proof_of(link: &dyn Link) -> Proof {
-    match (link.peer_key(), link.peer_process_id()) {
+    match (link.peer_key(), link.peer_process_identity()) {
         (Some(key), _) => Proof::Key(key.to_bytes()),
         // The kernel says 0 of a process in another pid namespace.
-        (None, Some(process)) if process != 0 => Proof::Process(process),
+        (None, Some((process, began))) if process != 0 => Proof::Process(process, began),
         (None, _) => Proof::Nothing,
     }
 }

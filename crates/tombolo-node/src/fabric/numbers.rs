@@ -2,8 +2,8 @@
 //!
 //! A link's peer has a number that no other ever had. When a node whose links were all lost comes back in the
 //! same life, its new peer is called by the number of the earlier one: what was granted to it is granted
-//! still. That it is the same node its key proves, or, over shared memory, the user and process that the kernel
-//! names. Who can prove neither has a new number each time.
+//! still. That it is the same node its key proves, or, over shared memory, the process that the kernel names, with
+//! the time at which that began: numbers of processes are given again. Who can prove neither has a new number each time.
 //!
 //! The nodes that this one is to be joined to have the first numbers, from 1 on, in the order in which they were
 //! named, whether they are there or not, and whichever life of them is there. What was granted to such a number
@@ -26,7 +26,15 @@ const MAX_KNOWN: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Proof {
     Key(PublicKey),
-    Process(u32),
+    /// Its number, and when it began.
+    Process(u32, u64),
+}
+
+impl Proof {
+    fn of(link: &dyn Link) -> Option<Self> {
+        let process = link.peer_process_identity().map(|(number, began)| Self::Process(number, began));
+        link.peer_key().map(Self::Key).or(process)
+    }
 }
 
 type Proven = (Proof, Life);
@@ -75,8 +83,12 @@ impl Numbers {
         life: Life,
         is_gone: impl FnOnce(PeerId) -> bool,
     ) {
-        let process = link.peer_process_id().map(Proof::Process);
-        let Some(proof) = link.peer_key().map(Proof::Key).or(process) else { return };
+        if let Some(proof) = Proof::of(link) {
+            self.proven(peer, proof, life, is_gone);
+        }
+    }
+
+    fn proven(&self, peer: PeerId, proof: Proof, life: Life, is_gone: impl FnOnce(PeerId) -> bool) {
         let (node, mut known) = ((proof, life), self.known.write());
         let Some(&(number, before)) = known.nodes.get(&node) else {
             if known.order.len() >= MAX_KNOWN
@@ -138,10 +150,8 @@ impl Numbers {
         let Some((peer, link, life)) = peer else {
             return kept.peer.store(NOBODY, Ordering::Release);
         };
-        let process = link.peer_process_id().map(Proof::Process);
-        let proof = link.peer_key().map(Proof::Key).or(process);
         let mut known = self.known.write();
-        let node = proof.zip(life);
+        let node = Proof::of(link).zip(life);
         let is_first = !kept.is_used.swap(true, Ordering::AcqRel);
         let own = node.and_then(|node| known.nodes.get(&node)).map(|(own, _)| *own);
         // The first life is what was granted to the number before it came.
@@ -191,5 +201,22 @@ impl Numbers {
             None
         };
         returned.unwrap_or(peer.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever gets the number of a process that has ended, and says that it is in the life of that, is another one.
+    #[test]
+    fn a_process_number_that_is_given_again_inherits_nothing() {
+        let (numbers, life) = (Numbers::default(), Life::new().unwrap());
+        let (first, impostor, back) = (PeerId(7), PeerId(8), PeerId(9));
+        numbers.proven(first, Proof::Process(1000, 5), life, |_| true);
+        numbers.proven(impostor, Proof::Process(1000, 6), life, |_| true);
+        assert_eq!((numbers.number(first), numbers.number(impostor)), (7, 8));
+        numbers.proven(back, Proof::Process(1000, 5), life, |_| true);
+        assert_eq!((numbers.number(back), numbers.peer(7)), (7, Some(back)));
     }
 }

@@ -23,7 +23,7 @@ use tombolo_link::{Link, LossReason};
 use crate::fabric::connection::Connection;
 use crate::fabric::messages::Reply;
 use crate::fabric::neighbour::Neighbour;
-use crate::fabric::table::Fabric;
+use crate::fabric::table::{Fabric, tell_whether_reliable};
 
 /// What a link must show to become a path of a neighbour.
 pub(crate) type Token = [u8; 16];
@@ -62,8 +62,12 @@ impl Fabric {
         // With the lock held, so that a loss comes before or after.
         let further = connection.neighbour().further.write();
         let is_known = further.iter().any(|known| Arc::ptr_eq(known, connection));
-        if is_known && self.engine.lock().add_path(self.now(), id, path) {
-            return Ok(());
+        if is_known {
+            let mut engine = self.engine.lock();
+            if engine.add_path(self.now(), id, path) {
+                tell_whether_reliable(&mut engine, connection);
+                return Ok(());
+            }
         }
         Err("the peer is gone".into())
     }
@@ -100,7 +104,9 @@ impl Fabric {
             return Reply::Failed("this link is a peer's already".into());
         }
         further.push(newcomer.clone());
-        self.engine.lock().add_path(self.now(), neighbour.id, path);
+        let mut engine = self.engine.lock();
+        engine.add_path(self.now(), neighbour.id, path);
+        tell_whether_reliable(&mut engine, newcomer);
         Reply::Done
     }
 

@@ -80,6 +80,12 @@ pub(super) struct Newcomer {
     permissions: Permissions,
 }
 
+/// Tells the engine whether a link loses nothing, as one between processes of this machine.
+pub(super) fn tell_whether_reliable(engine: &mut Engine, connection: &Connection) {
+    let (id, path) = connection.place();
+    engine.set_reliable(id, path, connection.link.supports_windows());
+}
+
 impl Fabric {
     pub(crate) fn new(name: &str, life: Life, mut engine: Engine, home_block_bytes: u32) -> Self {
         engine.add_loopback_peer(Time(0), ITSELF, home_block_bytes);
@@ -142,7 +148,11 @@ impl Fabric {
     /// A link to a new peer is up.
     pub(crate) fn add_peer(&self, link: Arc<dyn Link>) -> Arc<Connection> {
         let newcomer = self.newcomer(link);
-        self.add_link(newcomer, |connection| self.engine.lock().add_peer(self.now(), connection.id))
+        self.add_link(newcomer, |connection| {
+            let mut engine = self.engine.lock();
+            engine.add_peer(self.now(), connection.id);
+            tell_whether_reliable(&mut engine, connection);
+        })
     }
 
     pub(super) fn newcomer(&self, link: Arc<dyn Link>) -> Newcomer {
@@ -263,7 +273,7 @@ impl Fabric {
                 && connection.loss().is_none()
                 && connection.identity().is_some_and(|known| known.may_be(identity))
         });
-        let proof = |known: &Connection| (known.link.peer_key(), known.link.peer_process_id());
+        let proof = |known: &Connection| (known.link.peer_key(), known.link.peer_process_identity());
         let first = candidates.next().ok_or(Failure::NoSuchNode)?;
         let known = proof(&first);
         if candidates.any(|other| known == (None, None) || proof(&other) != known) {

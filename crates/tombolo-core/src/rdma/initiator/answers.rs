@@ -57,6 +57,7 @@ impl Initiator {
             self.block_acknowledged(now, slot);
         }
         self.find_overtaken(now, id, path);
+        self.arm_probe(id, path);
         self.refresh(id);
     }
 
@@ -71,6 +72,7 @@ impl Initiator {
             false => self.block_acknowledged(now, slot),
         }
         self.find_overtaken(now, id, path);
+        self.arm_probe(id, path);
         self.refresh(id);
     }
 
@@ -101,6 +103,9 @@ impl Initiator {
         let answered = usize::from(path);
         transaction.unanswered = 0;
         transaction.overtaken = 0;
+        if std::mem::take(&mut transaction.is_probed) {
+            peer.paths[answered].probed_order = 0;
+        }
         let trip_ns = sent_at.map(|sent_at| now.since_ns(sent_at));
         let mut shorter = false;
         if let Some(ns) = trip_ns {
@@ -153,6 +158,7 @@ impl Initiator {
         self.delay_placing.push_back(&mut self.table.chain, slot);
         self.arm(due);
         self.find_overtaken(now, id, path);
+        self.arm_probe(id, path);
         self.refresh(id);
     }
 
@@ -251,6 +257,12 @@ impl Initiator {
         transaction.reading = false;
         transaction.unanswered = 0;
         transaction.overtaken = 0;
+        if std::mem::take(&mut transaction.is_probed)
+            && let Some(peer) = self.peers[transaction.peer.index()].as_mut()
+        {
+            // It has heard of the probe, or of what it was for.
+            peer.paths[usize::from(transaction.path)].probed_order = 0;
+        }
         if is_closing {
             transaction.absent_at = heard_at;
         }

@@ -396,6 +396,7 @@ impl Initiator {
         path.timeouts.push_back(&mut self.table.chain, slot);
         let timeout_ns = peer.timeout_ns(place, &self.config);
         self.arm(self.config.retransmission.due(now, timeout_ns));
+        self.arm_probe(block.peer, place);
         self.refresh(block.peer);
         true
     }
@@ -436,6 +437,7 @@ impl Initiator {
         let timeout_ns = peer.timeout_ns(place, &self.config);
         let path = PathId(transaction.path);
         self.arm(self.config.retransmission.due(now, timeout_ns));
+        self.arm_probe(id, place);
         self.refresh(id);
         path
     }

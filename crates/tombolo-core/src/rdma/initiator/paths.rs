@@ -34,6 +34,8 @@ const STUCK_CHECKS_PER_GIVE_UP: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Path {
     pub up: bool,
+    /// Nothing is lost on it.
+    pub is_reliable: bool,
     /// The path's link is full.
     pub full: bool,
     /// Nothing that was sent by this path is answered, while another path's blocks are.
@@ -48,6 +50,9 @@ pub(super) struct Path {
     /// Transmissions so far, and the latest one that was answered.
     pub order: u64,
     pub answered_order: u64,
+    /// The number of the latest probe's transmission. No further probe is sent before a transmission of that number or a higher one, or the
+    /// probe's block, is answered.
+    pub probed_order: u64,
     pub timeouts: List,
     pub blocks_sent: u64,
     pub bytes_sent: u64,
@@ -57,6 +62,7 @@ impl Path {
     pub fn new(config: &Config, up: bool) -> Self {
         Self {
             up,
+            is_reliable: false,
             full: false,
             suspect: false,
             suspect_at: Time(0),
@@ -67,6 +73,7 @@ impl Path {
             in_flight_bytes: 0,
             order: 0,
             answered_order: 0,
+            probed_order: 0,
             timeouts: List::default(),
             blocks_sent: 0,
             bytes_sent: 0,
@@ -237,6 +244,13 @@ impl SendPeer {
 }
 
 impl Initiator {
+    pub(crate) fn set_reliable(&mut self, id: PeerId, path: PathId, is_reliable: bool) {
+        let peer = self.peers.get_mut(id.index()).and_then(Option::as_mut);
+        if let Some(path) = peer.and_then(|peer| peer.paths.get_mut(path.index())) {
+            path.is_reliable = is_reliable;
+        }
+    }
+
     /// Another link to a peer is up, or a lost one is up again. Returns `false` if there is no such peer, or
     /// if it has too many paths.
     pub(crate) fn add_path(&mut self, now: Time, id: PeerId, path: PathId) -> bool {
@@ -252,10 +266,17 @@ impl Initiator {
             peer.paths.push(Path::new(&self.config, false));
         }
         let path = &mut peer.paths[path.index()];
-        let Path { order, blocks_sent, bytes_sent, .. } = *path;
+        let Path { order, is_reliable, blocks_sent, bytes_sent, .. } = *path;
         // Late answers may name what was sent before: the order goes on.
-        *path =
-            Path { order, answered_order: order, blocks_sent, bytes_sent, ..Path::new(&self.config, true) };
+        *path = Path {
+            order,
+            is_reliable,
+            answered_order: order,
+            probed_order: order,
+            blocks_sent,
+            bytes_sent,
+            ..Path::new(&self.config, true)
+        };
         self.lower_wake(id);
         self.refresh(id);
         true

@@ -97,9 +97,11 @@ impl Initiator {
         transfer.asked_at = now;
         transfer.queue = Queue::Asked;
         peer.asked.push_back(&mut self.transfers.chain, index);
+        peer.latest_asked = Some(index);
         let timeout_ns = peer.read_timeout_ns(&self.config);
         self.counters.reads_sent += 1;
         self.arm(self.config.retransmission.due(now, timeout_ns));
+        self.arm_read_probe(id);
         Some(Action::Send { peer: id, path, packet })
     }
 

@@ -285,6 +285,8 @@ pub(super) struct Transaction {
     pub overtaken: u32,
     /// The path and the time of the latest transmission that was taken for lost.
     pub lost: Option<(u8, Time)>,
+    /// It was sent again as a probe, and was not answered since.
+    pub is_probed: bool,
 }
 
 /// The table of pending transactions with its ticket queue (QOS §3.3).
@@ -328,6 +330,7 @@ impl Transactions {
                 unanswered: 0,
                 overtaken: 0,
                 lost: None,
+                is_probed: false,
             })
             .collect();
         Self {
@@ -399,6 +402,8 @@ pub(super) struct SendPeer {
     /// Requests so far, and the latest one that was answered.
     pub ask_order: u64,
     pub answered_ask_order: u64,
+    /// The read that was asked for last; its place may be another one's by now.
+    pub latest_asked: Option<u32>,
 }
 
 impl SendPeer {
@@ -431,6 +436,7 @@ impl SendPeer {
             open_shares: Shares::default(),
             ask_order: 0,
             answered_ask_order: 0,
+            latest_asked: None,
         }
     }
 

@@ -8,7 +8,7 @@
 //! timeout.
 
 use super::Initiator;
-use super::tables::{Place, Queue, SendPeer, Transaction, Transactions};
+use super::tables::{Place, Queue, SendPeer, Transaction, Transactions, request_place};
 use crate::rdma::list::List;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
@@ -40,6 +40,8 @@ impl Transactions {
 enum Loss {
     Timeout,
     Overtaken,
+    /// A probe: nothing shows that it is lost.
+    Probe,
 }
 
 impl Initiator {
@@ -127,6 +129,64 @@ impl Initiator {
             self.mark_lost(now, slot, Loss::Timeout);
         }
         self.find_overtaken(now, id, place);
+        if let Some((due, slot)) =
+            self.peers[id.index()].as_ref().and_then(|peer| self.probe_due(peer, place))
+            && due <= now
+            && let Some(peer) = self.peers[id.index()].as_mut()
+        {
+            let path = &mut peer.paths[place];
+            path.probed_order = path.order + 1;
+            self.counters.tail_probes += 1;
+            self.table.entries[slot as usize].is_probed = true;
+            self.mark_lost(now, slot, Loss::Probe);
+        }
+    }
+
+    /// The last block sent by a path, and when it is sent again as a probe.
+    fn probe_due(&self, peer: &SendPeer, place: usize) -> Option<(Time, u32)> {
+        let path = &peer.paths[place];
+        let slot = path.timeouts.back()?;
+        let transaction = &self.table.entries[slot as usize];
+        let may_go = self.config.tail_probe
+            && !peer.is_loopback
+            && !transaction.reading
+            && !transaction.is_probed
+            && !path.is_reliable
+            && !path.suspect
+            && path.answered_order >= path.probed_order;
+        let patience_ns = path.trip.probe_ns(self.config.retransmission, self.config.reorder_ns)?;
+        may_go.then(|| (transaction.sent_at.after_ns(patience_ns), slot))
+    }
+
+    /// Something was sent by a path, or answered.
+    pub(super) fn arm_probe(&mut self, id: PeerId, place: usize) {
+        let peer = self.peers.get(id.index()).and_then(Option::as_ref);
+        if let Some((due, _)) = peer.and_then(|peer| self.probe_due(peer, place)) {
+            self.wake = self.wake.min(due);
+        }
+    }
+
+    /// The latest read request, and when it is sent again as a probe: once, unless its target is heard of.
+    fn read_probe_due(&self, peer: &SendPeer) -> Option<(Time, u32)> {
+        let index = peer.latest_asked?;
+        let transfer = &self.transfers.entries[index as usize];
+        let is_its = transfer.request.is_some_and(|request| peer.requests[request_place(request)] == index);
+        let is_it = is_its && transfer.queue == Queue::Asked && transfer.ask_order == peer.ask_order;
+        let is_reliable = peer.paths.get(usize::from(transfer.asked_by)).is_some_and(|path| path.is_reliable);
+        let may_go = is_it
+            && self.config.tail_probe
+            && !is_reliable
+            && !transfer.heard
+            && transfer.attempt == Attempt(0);
+        let patience_ns = peer.read_trip.probe_ns(self.config.retransmission, self.config.reorder_ns)?;
+        may_go.then(|| (transfer.asked_at.after_ns(patience_ns), index))
+    }
+
+    pub(super) fn arm_read_probe(&mut self, id: PeerId) {
+        let peer = self.peers.get(id.index()).and_then(Option::as_ref);
+        if let Some((due, _)) = peer.and_then(|peer| self.read_probe_due(peer)) {
+            self.wake = self.wake.min(due);
+        }
     }
 
     /// What the caller carries out, or reads, for so long leaves room for others meanwhile. Nothing of it is lost.
@@ -173,8 +233,10 @@ impl Initiator {
         let (index, id) = (transaction.transfer, transaction.peer);
         let asked_at = transaction.issued_at.max(transaction.absent_at);
         transaction.avoid = Some(transaction.path);
-        transaction.lost = Some((transaction.path, transaction.sent_at));
-        transaction.unanswered += 1;
+        if loss != Loss::Probe {
+            transaction.lost = Some((transaction.path, transaction.sent_at));
+            transaction.unanswered += 1;
+        }
         transaction.overtaken += u32::from(loss == Loss::Overtaken);
         let unanswered = transaction.unanswered;
         let error = match self.is_closed_in_vain(now, slot) {
@@ -219,6 +281,11 @@ impl Initiator {
             }
         }
         self.find_overtaken_reads(now, id);
+        let probe = self.peers[id.index()].as_ref().and_then(|peer| self.read_probe_due(peer));
+        if let Some((_, index)) = probe.filter(|(due, _)| *due <= now) {
+            self.counters.tail_probes += 1;
+            self.ask_again(index);
+        }
     }
 
     /// Requests sent before one that is answered, and an answer's time and a
@@ -290,6 +357,9 @@ impl Initiator {
             {
                 wake = wake.min(self.table.entries[slot as usize].sent_at.after_ns(patience_ns));
             }
+            if let Some((due, _)) = self.probe_due(peer, place) {
+                wake = wake.min(due);
+            }
         }
         if let Some(stuck) = &peer.stuck {
             wake = wake.min(stuck.look_at);
@@ -299,6 +369,9 @@ impl Initiator {
             let timeout_ns = peer.read_timeout_ns(&self.config);
             wake = wake.min(self.config.retransmission.due(asked_at, timeout_ns));
             if let Some(due) = self.overtaken_read_due(peer, index) {
+                wake = wake.min(due);
+            }
+            if let Some((due, _)) = self.read_probe_due(peer) {
                 wake = wake.min(due);
             }
         }

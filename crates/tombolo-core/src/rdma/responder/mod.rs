@@ -30,7 +30,7 @@ mod entries;
 mod entry;
 mod intake;
 
-use super::action::{Action, NotificationWrite, Placement};
+use super::action::{Action, BlockId, NotificationWrite, Placement};
 use super::config::Config;
 use super::counters::Counters;
 use super::list::{Chain, List};
@@ -206,6 +206,23 @@ impl Responder {
         let peer = self.peers.get(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch);
         let entry = peer.and_then(|peer| peer.entries.get(usize::from(slot)));
         entry.is_some_and(|entry| entry.generation == generation && entry.refused.is_none())
+    }
+
+    /// Whether the bytes of a block are still coming in.
+    pub(crate) fn is_receiving(&self, id: PeerId, block: BlockId) -> bool {
+        let peer = self.peers.get(id.index()).filter(|peer| peer.id == id && peer.epoch == block.epoch);
+        let entry = peer.and_then(|peer| peer.entries.get(usize::from(block.slot)));
+        entry.is_some_and(|entry| {
+            entry.generation == block.generation && entry.phase == Phase::Receiving && entry.refused.is_none()
+        })
+    }
+
+    /// Whether anything of a placement's block has been placed.
+    pub(crate) fn has_placed(&self, placement: &Placement) -> bool {
+        let Placement { peer: id, epoch, slot, generation, .. } = *placement;
+        let peer = self.peers.get(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch);
+        let entry = peer.and_then(|peer| peer.entries.get(usize::from(slot)));
+        entry.is_some_and(|entry| entry.generation == generation && entry.placed != 0)
     }
 
     /// The caller copied the bytes.

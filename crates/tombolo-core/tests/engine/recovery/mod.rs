@@ -9,3 +9,4 @@ mod overtaken;
 mod peers;
 mod placement;
 mod stops;
+mod tail;

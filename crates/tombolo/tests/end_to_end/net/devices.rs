@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, run};
+use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, ip, run};
 use crate::common::{PATIENCE, TOMBOLO, needs};
 
 impl Room {
@@ -236,4 +236,70 @@ fn ports_reach_the_owners_machine_by_a_device() {
     room.owner().signal(Signal::TERM);
     assert_eq!(room.owner.take().unwrap().wait(PATIENCE).code(), 0);
     assert!(!run("ip", &["-n", &room.namespace("owner"), "link", "show", "inside"]).status.success());
+}
+
+/// Containers end, and others come with their names and addresses.
+#[test]
+fn a_port_ends_with_its_namespace() {
+    needs!("ip", "ping");
+    let Some(mut room) = Room::open(2, &[], &["--queues", "2"]) else { return };
+    room.reaches(1, "10.80.0.2");
+    for _ in 0..2 {
+        ip(&format!("netns delete {}", room.namespace("2"))).unwrap();
+        let attached = room.attached[2].take().expect("it is attached");
+        let outcome = attached.wait(PATIENCE);
+        assert_eq!(outcome.code(), 1, "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("the device eth0 is gone"), "{}", outcome.stderr);
+        assert!(!room.pings(1, "10.80.0.2", &[]), "what has ended answers");
+        // Its name is free.
+        ip(&format!("netns add {}", room.namespace("2"))).unwrap();
+        room.ip("2", "link set lo up").unwrap();
+        room.attach(2, &["--queues", "2"]);
+        room.reaches(1, "10.80.0.2");
+        room.reaches(2, OUTSIDE_ADDRESS);
+    }
+}
+
+/// Somebody deletes the uplink, and makes it again.
+#[test]
+fn an_uplink_that_comes_back_is_used_again() {
+    needs!("ip", "ping");
+    let Some(mut room) = Room::open(2, &[], &[]) else { return };
+    room.reaches(1, OUTSIDE_ADDRESS);
+    for round in 1..=2 {
+        room.ip("owner", "link delete cable").unwrap();
+        let since = Instant::now();
+        while room.owner().errors().matches("the uplink is gone").count() < round {
+            assert!(since.elapsed() < PATIENCE, "nothing is said: {}", room.owner().errors());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        room.cable().unwrap();
+        room.reaches(1, OUTSIDE_ADDRESS);
+        room.reaches(2, OUTSIDE_ADDRESS);
+        room.reaches(1, "10.80.0.2");
+    }
+}
+
+/// A port whose frames wait for a shaped uplink is not watched meanwhile; afterwards it is again.
+#[test]
+fn a_port_that_has_waited_for_the_uplink_is_heard_again() {
+    needs!("ip", "ping", "python3");
+    const FLOODS: &str = "
+import socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    try: s.sendto(bytes(1400), ('10.80.0.100', 9))
+    except BlockingIOError: pass
+";
+    let Some(room) = Room::open(2, &["--rate", "20M"], &[]) else { return };
+    room.reaches(1, OUTSIDE_ADDRESS);
+    for _ in 0..3 {
+        room.ok("1", &["python3", "-c", FLOODS]);
+        // What is in the device's queue takes half a second.
+        room.reaches(1, OUTSIDE_ADDRESS);
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(room.pings(1, OUTSIDE_ADDRESS, &[]), "it is not heard after a pause");
+        assert!(room.pings(1, "10.80.0.2", &[]), "it is not heard after a pause");
+    }
 }

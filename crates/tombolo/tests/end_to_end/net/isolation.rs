@@ -63,15 +63,22 @@ fn a_port_speaks_for_itself_only() {
     // Another source, the other's, that of a group; for nobody; of another virtual network; longer than its port sends,
     // though its device lets it.
     let rest = format!("88b5{}", "00".repeat(46));
-    room.send(2, 5, &format!("{one}020000000099{rest}"));
-    room.send(2, 5, &format!("ffffffffffff{one}{rest}"));
-    room.send(2, 5, &format!("ffffffffffff010000000001{rest}"));
+    // A packet of its own, of no known protocol.
+    let packet = format!("08004500002e0000000040fd00000a5000020a500001{}", "00".repeat(26));
+    room.send(2, 5, &format!("{one}020000000099{packet}"));
+    room.send(2, 5, &format!("ffffffffffff{one}{packet}"));
+    room.send(2, 5, &format!("ffffffffffff010000000001{packet}"));
     room.await_refused(2, "wrong_source", 15);
+    // What is neither IP nor ARP, by type, by length (802.2), and with SNAP.
+    room.send(2, 5, &format!("{one}{two}{rest}"));
+    room.send(2, 5, &format!("{one}{two}0026424203{}", "00".repeat(43)));
+    room.send(2, 5, &format!("{one}{two}0026aaaa030000000800{}", "00".repeat(38)));
+    room.await_refused(2, "other_protocol", 15);
     room.send(2, 5, &format!("0180c2000001{two}8808{}", "00".repeat(46)));
     room.await_refused(2, "link_local", 5);
-    room.send(2, 5, &format!("{two}{two}{rest}"));
+    room.send(2, 5, &format!("{two}{two}{packet}"));
     room.await_refused(2, "unknown_destination", 5);
-    room.send(2, 5, &format!("{one}{two}81000005{rest}"));
+    room.send(2, 5, &format!("{one}{two}81000005{packet}"));
     room.await_refused(2, "wrong_vlan", 5);
     room.ip("2", "link set eth0 mtu 9000").unwrap();
     room.send(2, 5, &format!("{one}{two}88b5{}", "00".repeat(4000)));
@@ -92,8 +99,8 @@ fn a_port_speaks_for_itself_only() {
         assert!(!came.contains(spoofed), "{spoofed} came through: {came}");
     }
     // It would have seen them.
-    room.send(2, 1, &format!("{one}{two}{rest}"));
-    watching.output_with("0x88b5", PATIENCE);
+    room.send(2, 1, &format!("{one}{two}{packet}"));
+    watching.output_with("ip-proto-253", PATIENCE);
     // Its own address is changed, and another one added, by the programs in its namespace.
     room.ip("2", "address add 10.80.0.77/24 dev eth0").unwrap();
     assert!(!room.pings(2, OUTSIDE_ADDRESS, &["-I", "10.80.0.77"]), "it speaks as 10.80.0.77");
@@ -161,7 +168,7 @@ for round in range(12000):
     if round % 2 == 0: # nearly right
         four = random.choice([0, 1])
         header = struct.pack('<BBHHHH', 1, random.choice([1, 4, 5]), random.choice([0, 54, 74, 42, 62, 4000]),
-                             random.choice([1, 1000, 1448, 8000]), random.choice([34, 54, 4000]), random.choice([6, 16]))
+                             random.choice([1000, 1448, 8000]), random.choice([34, 54, 4000]), random.choice([6, 16]))
     try: taken += s.send(header + ethernet + bytes(body)) > 0
     except OSError: pass
 print(taken)
@@ -189,6 +196,61 @@ print(taken)
     let outcome = pinging.wait(PATIENCE);
     assert!(outcome.text().contains(" 0% packet loss"), "{}", outcome.text());
     room.reaches(2, "10.80.0.3");
+}
+
+/// What a kernel writes for an offloaded checksum may be anything, anywhere: the sender chooses what is summed, and where the sum is put. So it
+/// could turn an address of the sender's into another's after the frame was looked at.
+#[test]
+fn no_checksum_turns_an_address_into_another() {
+    needs!("ip", "ping", "python3", "tcpdump");
+    const SPOOFS: &str = "
+import socket, struct
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.setsockopt(263, 15, 1) # SOL_PACKET, PACKET_VNET_HDR
+s.bind(('eth0', 0))
+own = bytes.fromhex(open('/sys/class/net/eth0/address').read().strip().replace(':', ''))
+every = bytes([255] * 6)
+def total(data):
+    data += bytes(len(data) % 2)
+    words = sum(struct.unpack('>%dH' % (len(data) // 2), data))
+    while words > 0xffff: words = (words >> 16) + (words & 0xffff)
+    return words
+# The last two bytes are chosen so that the sum of all from `start` on becomes `wanted`.
+def send(frame, start, offset, wanted):
+    frame += bytes(len(frame) % 2)
+    spare = (0xffff - wanted - total(frame[start:])) % 0xffff
+    frame += struct.pack('>H', spare)
+    assert 0xffff - total(frame[start:]) == wanted
+    s.send(struct.pack('<BBHHHH', 1, 0, 0, 0, start, offset) + frame)
+def arp(address): return every + own + struct.pack('>HHHBBH', 0x806, 1, 0x800, 6, 4, 2) + own + bytes(address) + every + bytes([10, 80, 0, 100])
+send(arp([10, 80, 0, 2]) + bytes(18), 20, 10, 0x0001)
+# The two bytes that are chosen belong to it.
+def udp(to, data): return struct.pack('>HHHH', 5, to, 8 + len(data) + 2, 0) + data
+def ipv4(rest): return struct.pack('>HBBHHHBBH4s4s', 0x800, 0x45, 0, 20 + len(rest) + 2, 1, 0, 64, 17, 0, bytes([10, 80, 0, 2]), bytes([10, 80, 0, 100])) + rest
+send(every + own + ipv4(udp(9, b'not from 10.80.0.2')), 20, 8, 0x0063)
+mine = socket.inet_pton(socket.AF_INET6, 'fd80::2')
+icmp = struct.pack('>BBHBBHII', 0, 0, 0, 64, 0, 1800, 0, 0)
+send(bytes.fromhex('333300000001') + own + struct.pack('>HIHBB', 0x86dd, 6 << 28, len(icmp), 58, 255) + mine + socket.inet_pton(socket.AF_INET6, 'ff02::1') + icmp, 54, 0, 0x8600)
+# And one that is its own.
+send(every + own + ipv4(udp(10, b'its own.')), 34, 6, 0x1234)
+print('sent')
+";
+    let Some(mut room) = Room::open(2, &[], &[]) else { return };
+    room.attached[2] = None;
+    room.attach(2, &["--address", "10.80.0.2,fd80::2"]);
+    room.reaches(2, OUTSIDE_ADDRESS);
+    let watching = [room.watch("1", "eth0"), room.watch(OUTSIDE, "cable")];
+    let said = room.ok("2", &["python3", "-c", SPOOFS]);
+    assert_eq!(said.trim(), "sent");
+    room.await_refused(2, "wrong_address", 2);
+    room.await_refused(2, "not_its_to_offer", 1);
+    for watching in &watching {
+        watching.output_with("10.80.0.2.5 > 10.80.0.100.10", PATIENCE);
+        let came = watching.output();
+        for spoofed in ["10.80.0.1 is-at", "10.80.0.99", "router advertisement"] {
+            assert!(!came.contains(spoofed), "{spoofed} came through: {came}");
+        }
+    }
 }
 
 /// A queue all of whose frames the kernel cannot describe takes its turns as others do, and is counted.

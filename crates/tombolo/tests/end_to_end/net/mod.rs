@@ -87,6 +87,11 @@ impl Room {
             ip(&format!("netns add {}", self.namespace(&name)))?;
             self.ip(&name, "link set lo up")?;
         }
+        self.cable()
+    }
+
+    /// Joins the owner with the host outside.
+    fn cable(&self) -> Result<(), String> {
         let [owner, outside] = ["owner", OUTSIDE].map(|name| self.namespace(name));
         ip(&format!(
             "link add cable mtu 9000 netns {owner} type veth peer name cable mtu 9000 netns {outside}"

@@ -87,6 +87,111 @@ fn a_file_is_fetched_from_nginx() {
     }
 }
 
+/// Datagrams that a program sends many at a time, of 1 to 40 bytes each. Kernels cut no segment into so short ones.
+#[test]
+fn datagrams_of_a_few_bytes_that_are_sent_together_arrive_once_each() {
+    needs!("ip", "ping", "python3");
+    const RECEIVES: &str = "
+import collections, socket, sys
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUFFORCE, 8 << 20)
+s.bind(('::', 5555))
+s.settimeout(float(sys.argv[1]))
+print('listening', flush=True)
+came = collections.Counter()
+while True:
+    try: datagram = s.recv(65536)
+    except TimeoutError: sys.exit('it never ended')
+    if datagram == b'the end': break
+    came[datagram] += 1
+wrong = [(size, number) for size in range(2, 41) for number in range(30) if came[bytes([size, number] * size)[:size]] != 1]
+print('wrong:', wrong, 'all:', sum(came.values()))
+";
+    const SENDS: &str = "
+import socket, struct, sys, time
+s = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
+s.connect((sys.argv[1], 5555))
+for size in range(2, 41):
+    together = b''.join(bytes([size, number] * size)[:size] for number in range(30))
+    s.sendmsg([together], [(17, 103, struct.pack('H', size))]) # SOL_UDP, UDP_SEGMENT
+    time.sleep(0.01)
+s.sendmsg([bytes(30)], [(17, 103, struct.pack('H', 1))])
+s.send(b'the end')
+";
+    let Some(room) = Room::open(2, &[], &[]) else { return };
+    let routes = [
+        ("1", "2", "10.80.0.2"),
+        ("1", "2", "fd80::2"),
+        ("1", OUTSIDE, OUTSIDE_ADDRESS),
+        ("1", OUTSIDE, "fd80::100"),
+        (OUTSIDE, "2", "10.80.0.2"),
+        (OUTSIDE, "2", "fd80::2"),
+    ];
+    for (from, to, address) in routes {
+        let receiving = room.start(to, &["python3", "-c", RECEIVES, "30"]);
+        receiving.output_with("listening", PATIENCE);
+        room.ok(from, &["ping", "-c", "1", "-W", "5", address]);
+        room.ok(from, &["python3", "-c", SENDS, address]);
+        let outcome = receiving.wait(PATIENCE);
+        // 30 of one byte, too.
+        let expected = format!("wrong: [] all: {}", 39 * 30 + 30);
+        assert!(
+            outcome.text().contains(&expected),
+            "{from} to {address}: {} {}",
+            outcome.text(),
+            outcome.stderr
+        );
+    }
+}
+
+/// A tunnel over ports that may have one address each: what the kernels leave to be cut lies within it.
+#[test]
+fn a_tunnel_carries_long_segments() {
+    needs!("ip", "ping", "iperf3");
+    let Some(mut room) = Room::open(2, &[], &[]) else { return };
+    for port in [1, 2] {
+        room.attached[port] = None;
+        room.attach(port, &["--address", &format!("10.80.0.{port},fd80::{port}")]);
+    }
+    room.reaches(1, OUTSIDE_ADDRESS);
+    room.reaches(2, OUTSIDE_ADDRESS);
+    let ends = [("1", "eth0", "10.80.0.1"), ("2", "eth0", "10.80.0.2"), (OUTSIDE, "cable", OUTSIDE_ADDRESS)];
+    let tunnels = [(7, "1", "2"), (8, OUTSIDE, "2"), (9, "1", OUTSIDE)];
+    for (number, from, to) in tunnels {
+        for (end, other) in [(from, to), (to, from)] {
+            let of = |name: &str| *ends.iter().find(|known| known.0 == name).expect("an end");
+            let ((_, device, local), (_, _, remote)) = (of(end), of(other));
+            let last = if end == from { 1 } else { 2 };
+            room.ip(
+                end,
+                &format!(
+                    "link add tunnel{number} type vxlan id {number} local {local} remote {remote} dev {device} dstport {}",
+                    4780 + number
+                ),
+            )
+            .unwrap();
+            room.ip(end, &format!("address add 10.90.{number}.{last}/24 dev tunnel{number}")).unwrap();
+            room.ip(end, &format!("link set tunnel{number} mtu 1450 up")).unwrap();
+        }
+        let to_address = format!("10.90.{number}.2");
+        room.ok(from, &["ping", "-c", "2", "-W", "5", &to_address]);
+        let serving = room.start(to, &["iperf3", "-s", "-1", "-B", &to_address, "--forceflush"]);
+        serving.output_with("listening", PATIENCE);
+        let said = room.ok(from, &["iperf3", "-c", &to_address, "-n", "30M", "-C", "cubic", "-J"]);
+        let said: serde_json::Value = serde_json::from_str(&said).expect("what iperf3 says");
+        let received = said["end"]["sum_received"]["bytes"].as_u64();
+        assert!(received >= Some(29 << 20), "{from} to {to}: {received:?}");
+        let again = said["end"]["sum_sent"]["retransmits"].as_u64();
+        let seconds = said["end"]["sum_received"]["seconds"].as_f64();
+        let _ = writeln!(std::io::stderr(), "    {from} to {to}: {again:?} sent again, {seconds:?} s");
+        serving.wait(PATIENCE);
+    }
+    let refused: u64 = [1, 2].map(|port| room.refused(port, "bad_offload")).iter().sum();
+    assert_eq!(refused, 0, "segments were refused");
+    let uplink = room.json(&["show", "uplink", "--json"]);
+    assert_eq!(uplink["counters"]["refused"]["bad_offload"].as_u64(), Some(0), "{uplink:#}");
+}
+
 /// An address by DHCP from a server outside.
 #[test]
 fn dhcp_from_outside_gives_a_port_its_address() {
