@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -38,8 +38,6 @@ struct Shared {
     loses: AtomicU64,
     seen_count: AtomicU64,
     lost: AtomicU64,
-    /// Longer datagrams do not pass.
-    longest_bytes: AtomicUsize,
     cut: AtomicBool,
     stop: AtomicBool,
 }
@@ -71,7 +69,6 @@ impl Relay {
             loses: AtomicU64::new(0),
             seen_count: AtomicU64::new(0),
             lost: AtomicU64::new(0),
-            longest_bytes: AtomicUsize::new(usize::MAX),
             cut: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
@@ -88,11 +85,6 @@ impl Relay {
     /// Drops every n-th datagram from now on.
     pub fn lose(&self, one_of: u64) {
         self.shared.loses.store(one_of, Ordering::SeqCst);
-    }
-
-    /// No longer datagrams pass from now on.
-    pub fn narrow(&self, longest_bytes: usize) {
-        self.shared.longest_bytes.store(longest_bytes, Ordering::SeqCst);
     }
 
     /// How many datagrams were lost.
@@ -136,7 +128,7 @@ impl Drop for Relay {
 
 impl Shared {
     fn pass(&self, forward: bool, connection: usize, bytes: &[u8], send: impl FnOnce()) {
-        if self.cut.load(Ordering::SeqCst) || bytes.len() > self.longest_bytes.load(Ordering::SeqCst) {
+        if self.cut.load(Ordering::SeqCst) {
             return;
         }
         let count = self.seen_count.fetch_add(1, Ordering::SeqCst) + 1;

@@ -242,19 +242,23 @@ fn ports_reach_the_owners_machine_by_a_device() {
 #[test]
 fn a_port_ends_with_its_namespace() {
     needs!("ip", "ping");
-    let Some(mut room) = Room::open(2, &[], &["--queues", "2"]) else { return };
+    // Others know its hardware address.
+    const AS_BEFORE: [&str; 4] = ["--queues", "2", "--mac", "02:00:00:00:00:22"];
+    let Some(mut room) = Room::open(2, &[], &[]) else { return };
+    room.attached[2] = None;
+    room.attach(2, &AS_BEFORE);
     room.reaches(1, "10.80.0.2");
     for _ in 0..2 {
         ip(&format!("netns delete {}", room.namespace("2"))).unwrap();
         let attached = room.attached[2].take().expect("it is attached");
         let outcome = attached.wait(PATIENCE);
-        assert_eq!(outcome.code(), 1, "{}", outcome.stderr);
+        assert_eq!(outcome.code(), 125, "{}", outcome.stderr);
         assert!(outcome.stderr.contains("the device eth0 is gone"), "{}", outcome.stderr);
         assert!(!room.pings(1, "10.80.0.2", &[]), "what has ended answers");
         // Its name is free.
         ip(&format!("netns add {}", room.namespace("2"))).unwrap();
         room.ip("2", "link set lo up").unwrap();
-        room.attach(2, &["--queues", "2"]);
+        room.attach(2, &AS_BEFORE);
         room.reaches(1, "10.80.0.2");
         room.reaches(2, OUTSIDE_ADDRESS);
     }
