@@ -1,4 +1,4 @@
-//! `tombolo-bench reads`: uniformly random reads, not pinned, in an area of which a part is local.
+//! `tombolo-bench reads`: uniformly random reads, or sequential ones, not pinned, in an area of which a part is local.
 //!
 //! ```text
 //! tombolo-bench reads bare zram tombolo --binary target/release/tombolo --threads 1,2,8 --rounds 3
@@ -25,7 +25,7 @@ pub mod reader;
 mod swap;
 mod table;
 
-use reader::Fill;
+use reader::{Fill, Order};
 
 /// Arguments of `tombolo-bench reads`.
 #[derive(Args)]
@@ -51,6 +51,9 @@ pub struct Arguments {
     /// What the pages hold.
     #[arg(long, default_value = "half")]
     fill: Fill,
+    /// Which page is read next.
+    #[arg(long, default_value = "random")]
+    order: Order,
     /// The `tombolo` to measure; may be given several times, to compare.
     #[arg(long)]
     binary: Vec<PathBuf>,
@@ -120,6 +123,9 @@ impl Run<'_> {
             .to_vec();
         if let Some(fill) = self.arguments.fill.to_possible_value() {
             words.extend(["--fill".to_owned(), fill.get_name().to_owned()]);
+        }
+        if let Some(order) = self.arguments.order.to_possible_value() {
+            words.extend(["--order".to_owned(), order.get_name().to_owned()]);
         }
         words
     }

@@ -1,5 +1,5 @@
 //! The measured program: it fills an area, and then its threads read one word of uniformly random
-//! pages. It knows nothing of what serves its memory, but for the bare pager, which it has to let in.
+//! pages, or of one page after the other. It knows nothing of what serves its memory, but for the bare pager, which it has to let in.
 
 use std::path::PathBuf;
 use std::sync::Barrier;
@@ -31,12 +31,24 @@ pub struct Arguments {
     /// What the pages hold.
     #[arg(long, default_value = "half")]
     pub fill: Fill,
+    /// Which page is read next.
+    #[arg(long, default_value = "random")]
+    pub order: Order,
     /// Join the control group of this cgroup.procs file first.
     #[arg(long)]
     pub join: Option<PathBuf>,
     /// Be served by the bare pager.
     #[command(flatten)]
     pub bare: bare::Options,
+}
+
+/// Which page a thread reads next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Order {
+    /// Any.
+    Random,
+    /// The next one; threads begin at equal distances.
+    Sequential,
 }
 
 /// What a page holds. It matters where pages are compressed.
@@ -80,6 +92,8 @@ pub fn word(index: usize) -> u64 {
 /// What the threads share.
 struct Loop<'a> {
     area: &'a Area,
+    order: Order,
+    threads: usize,
     warm_up: usize,
     /// Threads meet here before the loop and start it together.
     start: Barrier,
@@ -89,31 +103,39 @@ struct Loop<'a> {
 }
 
 impl Loop<'_> {
-    fn read(&self, random: &mut Random) -> bool {
-        let index = random.index(self.area.pages()) * PAGE_WORDS;
+    /// Reads the next page of a thread that has read this many.
+    fn read(&self, number: usize, random: &mut Random, done: usize) -> bool {
+        let pages = self.area.pages();
+        let page = match self.order {
+            Order::Random => random.index(pages),
+            Order::Sequential => (number * pages / self.threads + done) % pages,
+        };
+        let index = page * PAGE_WORDS;
         self.area.read(index) == word(index)
     }
 
     /// One thread's reads.
     fn run(&self, number: usize) {
         let mut random = Random::new(number as u64);
-        let warm = (0..self.warm_up).all(|_| self.read(&mut random));
+        let warm = (0..self.warm_up).all(|done| self.read(number, &mut random, done));
         self.start.wait();
         let mut reads = 0;
         let mut right = warm;
         while right && !self.stop.load(Ordering::Relaxed) {
-            right = self.read(&mut random);
+            right = self.read(number, &mut random, self.warm_up + reads);
             reads += 1;
         }
-        self.reads.fetch_add(reads, Ordering::Relaxed);
+        self.reads.fetch_add(reads as u64, Ordering::Relaxed);
         self.wrong.fetch_or(!right, Ordering::Relaxed);
     }
 }
 
 /// Reads with all threads at once.
-fn measure(area: &Area, threads: usize, time: Duration) -> Result<Found, Failure> {
+fn measure(area: &Area, order: Order, threads: usize, time: Duration) -> Result<Found, Failure> {
     let shared = Loop {
         area,
+        order,
+        threads,
         warm_up: area.pages() / threads,
         start: Barrier::new(threads + 1),
         stop: AtomicBool::new(false),
@@ -153,12 +175,12 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
                 area.write(index, word(index));
             }
         }
-        measure(&area, arguments.threads, time)?
+        measure(&area, arguments.order, arguments.threads, time)?
     } else {
         let pager = BarePager::start(&area, &arguments.bare, arguments.fill)?;
         std::thread::scope(|scope| {
             scope.spawn(|| pager.evict(&area));
-            let found = measure(&area, arguments.threads, time);
+            let found = measure(&area, arguments.order, arguments.threads, time);
             pager.stop();
             found
         })?
@@ -174,10 +196,14 @@ mod tests {
     fn threads_read_what_was_written() {
         let area = Area::new(64).unwrap();
         (0..64).for_each(|page| area.write(page * PAGE_WORDS, word(page * PAGE_WORDS)));
-        let found = measure(&area, 3, Duration::from_millis(1)).unwrap();
-        assert!(found.wall_s > 0.0);
+        for order in [Order::Random, Order::Sequential] {
+            let found = measure(&area, order, 3, Duration::from_millis(1)).unwrap();
+            assert!(found.wall_s > 0.0);
+        }
         area.write(5 * PAGE_WORDS, 1);
         // 64 reads of warm-up or those of the loop meet it.
-        assert!(measure(&area, 1, Duration::from_secs(1)).is_err());
+        for order in [Order::Random, Order::Sequential] {
+            assert!(measure(&area, order, 1, Duration::from_secs(1)).is_err());
+        }
     }
 }
