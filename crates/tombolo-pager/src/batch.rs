@@ -76,8 +76,8 @@ pub(crate) enum Task {
     Move,
     /// To drop these ranges: the victims that are kept.
     Drop(Vec<(Page, u32)>),
-    /// To empty the staging areas. There are no victims.
-    Clear,
+    /// To empty the staging areas, since that time. There are no victims.
+    Clear(Instant),
 }
 
 /// What a batch waits for.
@@ -129,6 +129,11 @@ impl Batch {
             _ => 0,
         };
         self.victims.len() + own
+    }
+
+    /// Its agent is emptying staging areas, and is not taken for frozen.
+    pub(crate) fn is_being_cleared(&self) -> bool {
+        matches!(self.awaits, Awaits::Agent(Task::Clear(since)) if since.elapsed() < timing::AGENT_FROZEN)
     }
 
     /// It waits for its agent, and for nothing else.
@@ -336,7 +341,7 @@ impl Evictor {
                 self.dropped(&mut batch, &drops, done.dropped as usize);
                 self.settle(batch);
             }
-            Task::Clear => {
+            Task::Clear(_) => {
                 if batch.agent.begun() > 0 {
                     batch.space.clear_all_staged(&self.pager.room);
                 }
@@ -405,7 +410,7 @@ impl Evictor {
                 continue;
             }
             // `Eviction` is not told of this command: it would have the evictor wait for the answer before it evicts more.
-            self.batches.push(Batch::new(&space, agent, Vec::new(), Task::Clear, command));
+            self.batches.push(Batch::new(&space, agent, Vec::new(), Task::Clear(Instant::now()), command));
         }
     }
 

@@ -128,6 +128,8 @@ impl Evictor {
             let spaces = self.pager.spaces.read();
             (spaces.len(), waiting > 0 && spaces.values().any(|space| space.awaits_agent()))
         };
+        // Nothing can leave a space whose agent has this command, of which `Eviction` is not told.
+        let awaits_agent = awaits_agent || self.batches.iter().any(Batch::is_being_cleared);
         View {
             now_ns: self.now_ns(),
             is_short: free < self.pager.headroom_pages().cast_signed(),

@@ -40,7 +40,7 @@ impl Evictor {
         let told = match &task {
             // Pages that share frames are counted when they are looked at: nothing is in doubt.
             Task::Own(_) if !batch.agent.has_ended() => Told::NotYet,
-            Task::Own(_) | Task::Clear => Told::Never,
+            Task::Own(_) | Task::Clear(_) => Told::Never,
             Task::Move => look_at_what_was_done(&batch, |thread| what_was_moved(&self.pager, &batch, thread)),
             Task::Drop(drops) => {
                 look_at_what_was_done(&batch, |thread| what_was_dropped(&self.pager, &batch, drops, thread))
@@ -56,7 +56,7 @@ impl Evictor {
                 self.stay_owned(&space, leaving);
                 return true;
             }
-            (Task::Clear, _) => {
+            (Task::Clear(_), _) => {
                 self.cleared(&batch.space, batch.command);
                 return true;
             }

@@ -58,7 +58,7 @@ pub struct View {
     pub spaces: usize,
     /// Pages that count against the limit.
     pub evictable: u64,
-    /// A forked child is about to get its agent: until then, what it shares with others cannot leave.
+    /// A forked child is about to get its agent: until then, what it shares with others cannot leave. Or an agent is doing what the machine is not told of.
     pub awaits_agent: bool,
 }
 
