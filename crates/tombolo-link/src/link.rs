@@ -255,7 +255,7 @@ pub trait Link: Send + Sync + fmt::Debug {
         None
     }
 
-    /// That process, with the time at which it began, in the kernel's ticks since it started: nobody else ever has both.
+    /// The number of that process, and when the process began, in ticks since the kernel started. No other process ever has both.
     fn peer_process_identity(&self) -> Option<(u32, u64)> {
         None
     }

@@ -71,7 +71,7 @@ impl Device {
             DeviceName::Tap(name, count) => {
                 let count = (*count).clamp(1, QUEUES_MAX);
                 let prepare = |tap: &TapQueues, interface: &Interface| {
-                    // Nothing is to be sent before somebody reads it.
+                    // The program is to send nothing before the owner reads the queues.
                     tap.iter().try_for_each(|queue| set_carrier(queue, false))?;
                     if let Some(mac) = mac {
                         interface.set_mac(mac.0)?;
@@ -192,7 +192,7 @@ fn make(how: impl Fn() -> io::Result<TapQueues>) -> io::Result<TapQueues> {
     }
 }
 
-/// Makes a device under a name that nobody has.
+/// Makes a device under a name that no other interface of this namespace has.
 fn make_aside(queues: usize) -> io::Result<TapQueues> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // At most 15 bytes; process numbers have 22 bits.

@@ -160,7 +160,7 @@ impl FrameBuffer {
     }
 
     /// Does what the offload header asks for, as [`settle`] says. `Some`: the frame is a segment that is to be cut. A header that does not fit
-    /// stays: whoever forwards the frame refuses it.
+    /// stays: the exchange refuses the frame.
     pub fn settle(&mut self) -> Option<Cut> {
         let (header, frame) = self.bytes[..self.length].split_first_chunk_mut::<OFFLOAD_BYTES>()?;
         settle(header, frame).ok().flatten()

@@ -285,7 +285,7 @@ fn segments_that_no_kernel_cuts_become_what_their_senders_would_have_sent() {
     Seeds::from_environment(2000).run("cargo test -p tombolo-core --test nic", cut);
 }
 
-/// A frame whose offload header names a checksum that is not its own is summed, and whoever reads it then reads what leaves.
+/// `settle` writes a checksum that is not the frame's own. So the switch reads the bytes that are sent.
 #[test]
 fn a_checksum_that_is_not_the_frames_own_is_written_before_anybody_reads_the_frame() {
     let builder = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 3]);

@@ -92,7 +92,7 @@ impl TapQueues {
         if namespace < 0 {
             return Err(told("the namespace of a TAP device", &io::Error::last_os_error()));
         }
-        // SAFETY: it is a new descriptor, which nobody else has.
+        // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
         let namespace = unsafe { OwnedFd::from_raw_fd(namespace) };
         let name = self.name()?;
         in_open_namespace(namespace.as_fd(), || what(&Interface::open(&name)?))

@@ -208,7 +208,7 @@ impl Numbers {
 mod tests {
     use super::*;
 
-    /// Whoever gets the number of a process that has ended, and says that it is in the life of that, is another one.
+    /// A process that has the number of one that has ended, and claims the life of that one, is another node.
     #[test]
     fn a_process_number_that_is_given_again_inherits_nothing() {
         let (numbers, life) = (Numbers::default(), Life::new().unwrap());

@@ -47,7 +47,7 @@ pub struct Curve {
     pub base_bytes: u64,
     /// Its cost with all memory local and nobody in between.
     pub plain: Cost,
-    /// The same where the kernel gives every program huge pages.
+    /// The cost of a plain run while the kernel gives every program huge pages.
     pub huge: Result<Cost, String>,
     /// Its cost under Tombolo with a limit that it does not reach.
     pub within: Result<Cost, String>,

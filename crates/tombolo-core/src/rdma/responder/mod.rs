@@ -193,6 +193,12 @@ impl Responder {
         Some(end)
     }
 
+    /// As [`Self::held`], to look at.
+    fn entry(&self, id: PeerId, epoch: u32, slot: u16, generation: Generation) -> Option<&Entry> {
+        let peer = self.peers.get(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch)?;
+        peer.entries.get(usize::from(slot)).filter(|entry| entry.generation == generation)
+    }
+
     /// The entry a placement or notification was made for, if it still is.
     fn held(&mut self, id: PeerId, epoch: u32, slot: u16, generation: Generation) -> Option<&mut Entry> {
         let peer = self.peers.get_mut(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch)?;
@@ -203,26 +209,19 @@ impl Responder {
     /// Whether what the caller was given for a block still counts: neither was its peer lost, nor its slot used again, nor was another
     /// part of it refused for good.
     pub(crate) fn is_held(&self, id: PeerId, epoch: u32, slot: u16, generation: Generation) -> bool {
-        let peer = self.peers.get(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch);
-        let entry = peer.and_then(|peer| peer.entries.get(usize::from(slot)));
-        entry.is_some_and(|entry| entry.generation == generation && entry.refused.is_none())
+        self.entry(id, epoch, slot, generation).is_some_and(|entry| entry.refused.is_none())
     }
 
     /// Whether the bytes of a block are still coming in.
     pub(crate) fn is_receiving(&self, id: PeerId, block: BlockId) -> bool {
-        let peer = self.peers.get(id.index()).filter(|peer| peer.id == id && peer.epoch == block.epoch);
-        let entry = peer.and_then(|peer| peer.entries.get(usize::from(block.slot)));
-        entry.is_some_and(|entry| {
-            entry.generation == block.generation && entry.phase == Phase::Receiving && entry.refused.is_none()
-        })
+        let entry = self.entry(id, block.epoch, block.slot, block.generation);
+        entry.is_some_and(|entry| entry.phase == Phase::Receiving && entry.refused.is_none())
     }
 
     /// Whether anything of a placement's block has been placed.
     pub(crate) fn has_placed(&self, placement: &Placement) -> bool {
         let Placement { peer: id, epoch, slot, generation, .. } = *placement;
-        let peer = self.peers.get(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch);
-        let entry = peer.and_then(|peer| peer.entries.get(usize::from(slot)));
-        entry.is_some_and(|entry| entry.generation == generation && entry.placed != 0)
+        self.entry(id, epoch, slot, generation).is_some_and(|entry| entry.placed != 0)
     }
 
     /// The caller copied the bytes.

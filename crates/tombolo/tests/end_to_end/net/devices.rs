@@ -264,7 +264,7 @@ fn a_port_ends_with_its_namespace() {
     }
 }
 
-/// Somebody deletes the uplink, and makes it again.
+/// An operator deletes the uplink's interface, and makes one of the same name.
 #[test]
 fn an_uplink_that_comes_back_is_used_again() {
     needs!("ip", "ping");
