@@ -110,6 +110,9 @@ struct Space {
     /// Pages that threads wait for: somebody has to wake them.
     asleep: BTreeSet<Page>,
     resident: u64,
+    /// A range to which a mapping was moved, while the kernel has not told of it yet: until then it moves nothing (EAGAIN). A child of a fork
+    /// may have an eviction under way there, where it has inherited no mapping.
+    moved_to: Option<(Page, Page)>,
 }
 
 impl Space {
@@ -642,7 +645,9 @@ impl World {
         let found = space.memory.present.get(&page).map(|present| (present.contents, present.pinned));
         // The table keeps the slot of such a page but for a write fault from before, which gives it up (decision 2).
         let has_fault = space.unread.iter().any(|(other, _)| *other == page);
+        let has_come = space.moved_to.is_some_and(|(first, end)| (first..end).contains(&page));
         let event = match found {
+            Some(_) if has_come => Event::Changing,
             // The kernel looks at the mapping first.
             Some((_, false)) if is_read_only => Event::ReadOnly,
             Some(_) if !is_moved => Event::Busy,
@@ -980,6 +985,19 @@ impl World {
         if !all || (to < end && from < to + count) {
             return;
         }
+        // A misreported page that meets a write fault from before: that gives up its slot (decision 2).
+        let space = &self.spaces[&id];
+        let is_misreported = |page: Page| {
+            let entry = space.table.get(page);
+            matches!(entry.state(), State::Resident | State::EvictDrop)
+                && entry.slot().is_some()
+                && !space.memory.present.contains_key(&page)
+        };
+        let has_fault =
+            |page: Page| space.unread.iter().any(|(other, access)| *other == page && access.write);
+        if (0..count).any(|step| is_misreported(from + step) && has_fault(to + step)) {
+            return;
+        }
         self.unmap(id, to, to + count);
         let space = self.spaces.get_mut(&id).expect("a space");
         for step in 0..count {
@@ -992,10 +1010,12 @@ impl World {
             let expected = space.memory.expected.remove(&(from + step)).expect("mapped");
             space.memory.expected.insert(to + step, expected);
         }
+        space.moved_to = Some((to, to + count));
         // Before the kernel tells of it, the agent may look for a page where it was.
         for _ in 0..self.random.below(4) {
             self.agent_step(id);
         }
+        self.space(id).moved_to = None;
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
         let remapped = space.table.remap(from, to, count, slots);

@@ -80,6 +80,16 @@ pub(crate) enum Task {
     Clear(Instant),
 }
 
+/// What is left of pages whose evictions end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Remainder {
+    /// Where so many of them lie until it is used again.
+    pub(crate) area: Option<Area>,
+    pub(crate) staged: u32,
+    /// Those that were copies of shared pages, and have left.
+    pub(crate) copies: u64,
+}
+
 /// What a batch waits for.
 pub(crate) enum Awaits {
     /// Its agent.
@@ -479,18 +489,13 @@ impl Evictor {
         let left = victims.iter().filter(|victim| victim.leaves());
         self.evicted(left.count() as u64);
         // They lie there until the area is used again.
-        let staged = victims.iter().filter(|victim| victim.is_in_area).count();
+        let staged = victims.iter().filter(|victim| victim.is_in_area).count() as u32;
         let copies = victims.iter().filter(|victim| victim.frame.is_some());
         let gone = copies.clone().filter(|victim| victim.leaves()).count();
         let staying = copies.count() - gone;
         // These are their spaces' own from now on.
         self.pager.room.remove_copies(staying as u64);
-        let shared = self.end(space, victims);
-        if let Some(area) = area {
-            space.add_staged(&self.pager.room, area, staged as u32);
-        }
-        self.pager.room.remove_copies(gone as u64);
-        shared
+        self.end(space, victims, Remainder { area, staged, copies: gone as u64 })
     }
 
     /// Maps the pages that stay, after all. Those that cannot be mapped yet keep their place in the staging memory.
@@ -823,7 +828,7 @@ impl Evictor {
         true
     }
 
-    fn end(&self, space: &Arc<Space>, victims: Vec<Victim>) -> Vec<PageName> {
+    fn end(&self, space: &Arc<Space>, victims: Vec<Victim>, remainder: Remainder) -> Vec<PageName> {
         if victims.is_empty() {
             return Vec::new();
         }
@@ -841,7 +846,7 @@ impl Evictor {
                 endings.push((victim.page, ending));
             }
         }
-        let shared = self.pager.end_operations(space, endings);
+        let shared = self.pager.end_operations(space, endings, remainder);
         self.pager.frames_left(&left, Departure::Evicted);
         shared
     }

@@ -334,6 +334,7 @@ impl Pager {
                 // The fork has failed, and that was noticed already.
                 self.free_states(&mut own);
                 own.states = States::default();
+                self.sharing.recount(&mut own);
                 self.room.give_back(&child.account, child.account.pages());
                 return;
             }

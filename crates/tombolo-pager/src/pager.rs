@@ -21,6 +21,7 @@ use tombolo_host::sparse::Pages;
 use tombolo_host::uffd::{UffdError, Userfaultfd};
 use tombolo_node::FarMemory;
 
+use crate::batch::Remainder;
 use crate::events::{Deferred, Fault};
 use crate::handler::{FEW_HANDLERS, PollSet};
 use crate::home::Home;
@@ -313,6 +314,7 @@ impl Pager {
         space.clear_all_staged(&self.room);
         // Whoever still has this space in a list, and does not ask whether it is closed, finds no slot and no frame to release again.
         table.states = States::default();
+        self.sharing.recount(&mut table);
         drop(table);
         for poll in &self.polls {
             poll.remove_space(space);
@@ -359,7 +361,12 @@ impl Pager {
     /// again, and children that share them learn it, too. Returns the names of the pages that stay because they are shared: they are in
     /// no queue, until they are given to [`Replacement::retry`](tombolo_core::pager::Replacement::retry).
     #[must_use]
-    pub fn end_operations(&self, space: &Arc<Space>, endings: Vec<(Page, Outcome)>) -> Vec<PageName> {
+    pub(crate) fn end_operations(
+        &self,
+        space: &Arc<Space>,
+        endings: Vec<(Page, Outcome)>,
+        remainder: Remainder,
+    ) -> Vec<PageName> {
         let mut shared = Vec::new();
         let mut followers = Vec::new();
         let mut wake = Vec::new();
@@ -405,7 +412,9 @@ impl Pager {
             // Some were woken otherwise: their mapping is gone.
             waits.retain(|(page, _)| is_on_its_way(*page));
             // Before anybody can close the space.
-            self.unreserve(space, freed);
+            let staged =
+                remainder.area.and_then(|area| space.staged_in(area)).map(|count| (count, remainder.staged));
+            self.room.left(&space.account, freed, staged, remainder.copies);
             self.room.take(&space.account, gained);
         }
         for page in wake {
@@ -414,7 +423,8 @@ impl Pager {
         for (follower, outcome) in followers {
             match self.space(follower.space) {
                 Some(child) => {
-                    let left = self.end_operations(&child, vec![(follower.page, outcome)]);
+                    let left =
+                        self.end_operations(&child, vec![(follower.page, outcome)], Remainder::default());
                     debug_assert!(left.is_empty(), "a child's outcome is never Shared");
                     self.close_if_ended(&child);
                 }

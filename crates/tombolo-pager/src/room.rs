@@ -50,6 +50,18 @@ impl OnTheWay {
     fn counted(&self) -> u64 {
         self.staged.saturating_sub(STAGED_BESIDE) + self.copies.saturating_sub(COPIES_BESIDE)
     }
+
+    fn change_staged(&mut self, area: &AtomicU32, change: impl FnOnce(u32) -> u32) {
+        let was = area.load(Ordering::Relaxed);
+        let now = change(was);
+        area.store(now, Ordering::Relaxed);
+        self.staged = (self.staged + u64::from(now)).saturating_sub(u64::from(was));
+    }
+
+    fn remove_copies(&mut self, pages: u64) {
+        debug_assert!(self.copies >= pages, "{pages} of {self:?}");
+        self.copies = self.copies.saturating_sub(pages);
+    }
 }
 
 /// Pages in staging areas for which there is room besides the limit. With [`COPIES_BESIDE`], these are as many as one area has.
@@ -143,28 +155,31 @@ impl Room {
 
     /// Gives claimed room back.
     pub fn give_back(&self, account: &Account, pages: u64) {
-        if pages == 0 {
-            return;
+        if pages > 0 {
+            self.left(account, pages, None, 0);
         }
+    }
+
+    /// Pages of an account have left it. Of these and of others, so many lie in this staging area from now on, and so many copies of shared
+    /// pages are not on their way any more. All of it at once: between two steps others would take room that is not there.
+    pub fn left(&self, account: &Account, pages: u64, staged: Option<(&AtomicU32, u32)>, copies: u64) {
         let mut state = account.0.lock();
         debug_assert!(state.pages >= pages, "{} of {}", pages, state.pages);
         let pages = pages.min(state.pages);
-        if state.limited {
-            self.limited.fetch_sub(pages, Ordering::Relaxed);
-        }
         state.pages -= pages;
-        self.resident.fetch_sub(pages, Ordering::Relaxed);
+        let limited = if state.limited { pages } else { 0 };
+        self.change(limited, pages, |on_the_way| {
+            if let Some((area, more)) = staged {
+                on_the_way.change_staged(area, |was| was + more);
+            }
+            on_the_way.remove_copies(copies);
+        });
     }
 
-    /// Changes the number of pages that lie in a staging area of a space. Most of what lies in all areas counts against the limit: pages stay
-    /// there until the area is used again. They have just been counted where they were, so this makes no peak.
-    pub fn change_staged(&self, area: &AtomicU32, change: impl FnOnce(u32) -> u32) {
-        self.change(|on_the_way| {
-            let was = area.load(Ordering::Relaxed);
-            let now = change(was);
-            area.store(now, Ordering::Relaxed);
-            on_the_way.staged = (on_the_way.staged + u64::from(now)).saturating_sub(u64::from(was));
-        });
+    /// Nothing lies in a staging area any more. Most of what lies in all areas counts against the limit: pages stay there until the area is
+    /// used again.
+    pub fn clear_staged(&self, area: &AtomicU32) {
+        self.change(0, 0, |on_the_way| on_the_way.change_staged(area, |_| 0));
     }
 
     /// How many copies of shared pages can be made now: what is left of [`COPIES_BESIDE`], and the room that is free. One at least, since the copies of
@@ -176,30 +191,25 @@ impl Room {
 
     /// Agents are about to copy shared pages, so that these can leave.
     pub fn add_copies(&self, pages: u64) {
-        self.change(|on_the_way| on_the_way.copies += pages);
-        self.peak.fetch_max(self.resident(), Ordering::Relaxed);
+        self.change(0, 0, |on_the_way| on_the_way.copies += pages);
     }
 
     /// Such copies are gone, or are counted elsewhere.
     pub fn remove_copies(&self, pages: u64) {
-        self.change(|on_the_way| {
-            debug_assert!(on_the_way.copies >= pages, "{pages} of {on_the_way:?}");
-            on_the_way.copies = on_the_way.copies.saturating_sub(pages);
-        });
+        self.change(0, 0, |on_the_way| on_the_way.remove_copies(pages));
     }
 
-    fn change(&self, change: impl FnOnce(&mut OnTheWay)) {
+    /// Changes what is on the way, while so many pages, limited or not, leave their account.
+    fn change(&self, limited: u64, resident: u64, change: impl FnOnce(&mut OnTheWay)) {
         let mut on_the_way = self.on_the_way.lock();
         let before = on_the_way.counted();
         change(&mut on_the_way);
-        let after = on_the_way.counted();
-        for count in [&self.limited, &self.resident] {
-            if after > before {
-                count.fetch_add(after - before, Ordering::Relaxed);
-            } else {
-                count.fetch_sub(before - after, Ordering::Relaxed);
-            }
-        }
+        let more = on_the_way.counted().wrapping_sub(before);
+        self.limited.fetch_add(more.wrapping_sub(limited), Ordering::Relaxed);
+        // It wraps where there are fewer.
+        let more = more.wrapping_sub(resident);
+        let before = self.resident.fetch_add(more, Ordering::Relaxed);
+        self.peak.fetch_max(before.wrapping_add(more), Ordering::Relaxed);
     }
 
     /// Whether staging areas hold so many pages that agents should empty them.
@@ -267,6 +277,8 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     #[test]
@@ -309,16 +321,44 @@ mod tests {
         assert_eq!(room.possible_copies(), COPIES_BESIDE + 10);
         room.add_copies(COPIES_BESIDE + 10);
         assert_eq!((room.free(), room.possible_copies(), room.peak()), (0, 1, 100));
-        // They have been moved to a staging area, which is counted before they are not.
+        // They have been moved to a staging area.
         let area = AtomicU32::new(0);
-        room.change_staged(&area, |_| STAGED_BESIDE as u32 + 10);
-        room.remove_copies(COPIES_BESIDE + 10);
-        assert_eq!((room.free(), room.possible_copies()), (0, COPIES_BESIDE));
-        room.change_staged(&area, |_| 0);
+        room.left(&account, 0, Some((&area, STAGED_BESIDE as u32 + 10)), COPIES_BESIDE + 10);
+        assert_eq!((room.free(), room.possible_copies(), room.peak()), (0, COPIES_BESIDE, 100));
+        room.clear_staged(&area);
         assert_eq!((room.free(), room.resident()), (10, 90));
         // With no room at all, some can still be made.
         room.take(&account, 20);
         assert_eq!((room.free(), room.possible_copies()), (-10, COPIES_BESIDE));
+    }
+
+    /// What others take while evictions end, they do not take of what lies in a staging area.
+    #[test]
+    fn pages_that_leave_for_a_staging_area_make_no_room_in_between() {
+        const PAGES: u64 = 1000;
+        let room = Room::new(PAGES);
+        let (leaving, taking) = (Account::default(), Account::default());
+        room.set_limited(&leaving, true);
+        room.set_limited(&taking, true);
+        room.take(&leaving, PAGES);
+        let (area, is_over) = (AtomicU32::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let taken = room.reserve(&taking, PAGES);
+                    room.give_back(&taking, taken);
+                }
+            });
+            for _ in 0..10_000 {
+                room.left(&leaving, 100, Some((&area, 100)), 0);
+                room.clear_staged(&area);
+                while leaving.pages() < PAGES {
+                    room.reserve(&leaving, PAGES - leaving.pages());
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert_eq!((room.free(), room.peak()), (0, PAGES));
     }
 
     #[test]

@@ -33,8 +33,6 @@ use crate::stats::Counters;
 const PIECE_PAGES: u64 = 4096;
 /// Pages that are protected before others may have the table: some milliseconds.
 const PROTECTED_AT_ONCE: u64 = 1 << 17;
-/// How long a sum of the pages that may be copied unseen is good for: each of many spaces asks for it every second.
-const SUM_AGE: Duration = Duration::from_millis(200);
 /// Pages of a run of which some are not mapped: it is not split any further.
 const SPLIT_PAGES: u64 = 16;
 /// Frames that are left before others may look at slots and frames: some hundred microseconds.
@@ -90,8 +88,8 @@ pub(crate) struct Sharing {
     alone: Mutex<Alone>,
     /// Where so little room is left, the evictor is to look at the tasks.
     watermark_pages: AtomicU64,
-    /// Pages that may be copied unseen, of all spaces, as they were then.
-    unprotected: Mutex<Option<(Instant, u64)>>,
+    /// Pages that may be copied unseen, of all spaces: rather too many, since each space is counted anew at times only.
+    unprotected: AtomicU64,
 }
 
 impl Sharing {
@@ -106,7 +104,7 @@ impl Sharing {
             tasks: Mutex::default(),
             alone: Mutex::default(),
             watermark_pages: AtomicU64::new(0),
-            unprotected: Mutex::default(),
+            unprotected: AtomicU64::new(0),
         }
     }
 
@@ -118,6 +116,16 @@ impl Sharing {
     /// Where so little room is left, the evictor is to be woken.
     pub(crate) fn watermark_pages(&self) -> u64 {
         self.watermark_pages.load(Ordering::Relaxed)
+    }
+
+    /// Counts the pages of a space that may be copied unseen. Returns those of the others.
+    pub(crate) fn recount(&self, table: &mut Table) -> u64 {
+        let now = table.states.unprotected_pages();
+        let was = std::mem::replace(&mut table.unprotected, now);
+        // It wraps where there are fewer.
+        let change = now.wrapping_sub(was);
+        let all = self.unprotected.fetch_add(change, Ordering::Relaxed).wrapping_add(change);
+        all.saturating_sub(now)
     }
 
     fn schedule(&self, space: u32, work: Work, after: Duration) {
@@ -177,7 +185,7 @@ fn shared_frames(table: &Table) -> impl Iterator<Item = Frame> {
 
 impl Pager {
     /// A space has forked: what is resident is shared from now on.
-    pub(crate) fn shared_by_fork(&self, parent: &Space, child: &Space, table: &Table, forked: &Forked) {
+    pub(crate) fn shared_by_fork(&self, parent: &Space, child: &Space, table: &mut Table, forked: &Forked) {
         self.room.pass(&parent.account, &self.sharing.account, forked.shared);
         self.room.take(&self.sharing.account, forked.frames);
         if !parent.has_agent() && parent.gets_no_agent() {
@@ -186,8 +194,9 @@ impl Pager {
         self.room.take(&child.account, forked.resident);
         forked.unnamed.iter().for_each(|&frame| self.put_back_frame(frame));
         if table.states.unverified_pages() > 0 {
+            let is_short = self.is_short_for(table, table.states.unprotected_pages());
             for space in [parent, child] {
-                if self.is_short_for(table.states.unprotected_pages()) {
+                if is_short {
                     self.sharing.schedule(space.index, Work::Protect, Duration::ZERO);
                 }
                 self.sharing.schedule(space.index, Work::Verify, timing::FORK_PAUSE);
@@ -376,7 +385,7 @@ impl Pager {
                 from = page + count;
             }
         }
-        let seen = self.look_at_shared(space, &runs);
+        let seen = self.look_at_shared(space, table, &runs)?;
         // By a fork that is under way, pages are shared that were not when they were protected.
         if space.is_changing() {
             return Err(UffdError::Again(0));
@@ -452,8 +461,14 @@ impl Pager {
         }
     }
 
-    /// What the page tables say. What cannot be told counts as not shared: such a page is right as the space's own, too.
-    fn look_at_shared(&self, space: &Space, runs: &[(Page, u64)]) -> Vec<Seen> {
+    /// What the page tables say. What cannot be told counts as not shared: such a page is right as the space's own, too. An error: its
+    /// program has just ended, or executed another one. Nothing was copied by that, and the space is about to end.
+    fn look_at_shared(
+        &self,
+        space: &Space,
+        table: &mut Table,
+        runs: &[(Page, u64)],
+    ) -> Result<Vec<Seen>, UffdError> {
         let count: u64 = runs.iter().map(|(_, count)| *count).sum();
         let runs: Vec<(u64, u64)> = runs.iter().map(|&(page, count)| (Space::address(page), count)).collect();
         let look = |thread| -> io::Result<Vec<Seen>> {
@@ -470,9 +485,16 @@ impl Pager {
                 })
                 .collect())
         };
-        let program = space.named_program();
-        let seen = program.and_then(|program| space.by_program(&program, look).ok()??.ok());
-        seen.filter(|seen| !seen.is_empty()).unwrap_or_else(|| vec![Seen::Exclusive; count as usize])
+        let seen = space.named_program().map(|program| space.by_program(&program, look));
+        if let Some(Ok(None)) = seen {
+            let since = table.left_by_program.get_or_insert_with(Instant::now);
+            // Others may have the memory, which cannot be looked at by any of them.
+            if since.elapsed() < timing::SHARING_LONG_PAUSE {
+                return Err(UffdError::Gone);
+            }
+        }
+        let seen = seen.and_then(|seen| seen.ok()??.ok());
+        Ok(seen.filter(|seen| !seen.is_empty()).unwrap_or_else(|| vec![Seen::Exclusive; count as usize]))
     }
 
     /// Does a piece of what is to be done with shared pages. Returns after which time there is more to do.
@@ -488,11 +510,12 @@ impl Pager {
     }
 
     fn do_task(&self, mut task: Task) {
-        if self.space(task.space).is_none() {
-            return;
-        }
+        let Some(space) = self.space(task.space) else { return };
         if task.work == Work::Verify && task.ranges.is_none() {
-            let unprotected = self.unprotected_pages(task.space);
+            let unprotected = {
+                let mut table = space.lock();
+                self.sharing.recount(&mut table) + table.unprotected
+            };
             if self.room.free() >= unprotected.cast_signed() && unprotected > 0 {
                 // Whatever has been copied unseen, there is room for it. The evictor is woken when there is not.
                 self.sharing.watermark_pages.fetch_max(unprotected, Ordering::Relaxed);
@@ -518,27 +541,12 @@ impl Pager {
         }
     }
 
-    /// Pages that may be copied unseen until they are verified, of this space and of others, and rather too many: some of this space
-    /// count twice.
-    fn unprotected_pages(&self, space: u32) -> u64 {
-        let of = |space: Arc<Space>| space.lock().states.unprotected_pages();
-        let own = self.space(space).map_or(0, of);
-        let known = *self.sharing.unprotected.lock();
-        if let Some((since, others)) = known
-            && since.elapsed() < SUM_AGE
-        {
-            return others + own;
-        }
-        let others: u64 = self.all_spaces().into_iter().map(of).sum();
-        *self.sharing.unprotected.lock() = Some((Instant::now(), others));
-        others + own
-    }
-
     /// Protects what a fork has left shared, if not all copies of it would fit.
     pub(crate) fn protect_if_short(&self, space: &Space, table: &mut Table) {
-        if self.is_short_for(table.states.unprotected_pages()) {
+        if self.is_short_for(table, table.states.unprotected_pages()) {
             // Where mappings are changing again, there is a task for it.
             let _ = self.protect(space, table);
+            self.sharing.recount(table);
         }
     }
 
@@ -548,7 +556,7 @@ impl Pager {
         space.stop_touching(table);
         table.states.forget_put_off();
         // Of those that are not verified, each counts once more from now on.
-        if !self.is_short_for(space.account.pages() + table.states.unverified_pages()) {
+        if !self.is_short_for(table, space.account.pages() + table.states.unverified_pages()) {
             return;
         }
         // Where the kernel refuses, it is found out after the fork what was written.
@@ -568,9 +576,11 @@ impl Pager {
         }
     }
 
-    /// Whether there is too little room for copies of these pages, in parent and child.
-    fn is_short_for(&self, pages: u64) -> bool {
-        pages > 0 && self.room.free() < 2 * pages.cast_signed()
+    /// Whether there is too little room for copies of so many pages of a space, in parent and child, and for those that others may have made
+    /// unseen: of many forks within milliseconds each could have all the room.
+    fn is_short_for(&self, table: &mut Table, pages: u64) -> bool {
+        let others = self.sharing.recount(table);
+        pages > 0 && self.room.free() < (2 * pages + others).cast_signed()
     }
 
     /// Protects all pages that share frames: 10 ms for 2 GiB.
@@ -614,6 +624,7 @@ impl Pager {
             }
             Work::Verify => self.verify(&space, table, &piece),
         };
+        self.sharing.recount(table);
         match done {
             Ok(()) if !ranges.is_empty() => Some(Duration::ZERO),
             Ok(()) if table.states.has_doubtful() => {
@@ -624,6 +635,11 @@ impl Pager {
             Err(UffdError::Again(_)) => {
                 piece.into_iter().rev().for_each(|range| ranges.push_front(range));
                 Some(again)
+            }
+            // It ends, or is left to others.
+            Err(UffdError::Gone) if task.work == Work::Verify && table.left_by_program.is_some() => {
+                task.ranges = None;
+                Some(timing::SHARING_LONG_PAUSE)
             }
             Err(_) => None,
         }

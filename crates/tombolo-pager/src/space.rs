@@ -48,6 +48,10 @@ pub struct Table {
     /// Pages that are being saved, by where their operation began, and where their contents are in this process until
     /// then. Sorted.
     pub(crate) saving: Vec<(Page, u64)>,
+    /// How many pages that may be copied unseen are counted of it, with those of all other spaces (see `crate::sharing`).
+    pub(crate) unprotected: u64,
+    /// When its program was first found to have ended, or to have executed another one.
+    pub(crate) left_by_program: Option<Instant>,
     /// Since when threads have waited for pages that are on their way, each page once.
     pub(crate) waits: Vec<(Page, Instant)>,
     /// For each place of a request, the last request carried out there, and its answer.
@@ -605,9 +609,7 @@ impl Space {
 
     /// Nothing lies in these staging areas of it any more.
     pub fn clear_staged(&self, room: &Room, areas: std::ops::Range<usize>) {
-        for staged in self.staged.get(areas).into_iter().flatten() {
-            room.change_staged(staged, |_| 0);
-        }
+        self.staged.get(areas).into_iter().flatten().for_each(|staged| room.clear_staged(staged));
     }
 
     /// Nothing lies in any staging area of it any more.
@@ -615,11 +617,9 @@ impl Space {
         self.clear_staged(room, 0..AREAS);
     }
 
-    /// `pages` more lie in an area, if there is an agent that will empty it.
-    pub fn add_staged(&self, room: &Room, area: Area, pages: u32) {
-        if let Some(staged) = self.staged.get(area.number) {
-            room.change_staged(staged, |was| if self.has_agent() { was + pages } else { was });
-        }
+    /// How many pages lie in an area, if there is an agent that will empty it.
+    pub fn staged_in(&self, area: Area) -> Option<&AtomicU32> {
+        self.staged.get(area.number).filter(|_| self.has_agent())
     }
 
     /// Whether pages lie in a staging area of it.
