@@ -627,8 +627,7 @@ enum tombolo_result tombolo_read(const struct tombolo_domain *domain,
 /*
  Starts a transfer between two other domains, of any nodes; one may be own. The bytes go straight
  from the one to the other. The source must grant that this program (or, seen from another node, any
- program of this node) reads it; the destination, that the source's node writes it, or this program
- if the source is at this node.
+ program of this node) reads it; the destination, that it writes it.
 
  # Safety
  `domain` is open, `spec` is valid, `transfer` can be written.

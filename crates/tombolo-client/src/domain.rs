@@ -402,8 +402,7 @@ impl Domain {
 
     /// Starts a transfer between two other domains, of any nodes; one may be own. The bytes go straight
     /// from the one to the other. The source must grant that this program (or, seen from another node,
-    /// any program of this node) reads it; the destination, that the source's node writes it, or this
-    /// program if the source is at this node.
+    /// any program of this node) reads it; the destination, that it writes it.
     pub fn carry(&self, from: Target, to: Target, spec: Spec) -> Result<Transfer, PostError> {
         let descriptor = Descriptor { source: Some(from), ..spec.descriptor(to) };
         self.start(WRITE_SLOTS, "writes", &descriptor)

@@ -7,7 +7,7 @@ use tombolo_node::fuzzing::{
     Request,
 };
 use tombolo_wire::{
-    Atomic, AtomicOperation, Attempt, Checksums, DataHeader, Domain, Generation, Notification,
+    Asker, Atomic, AtomicOperation, Attempt, Checksums, DataHeader, Domain, Generation, Notification,
     NotificationMark, Packet, Payload, ReadRequest, RequestId, TransactionId,
 };
 
@@ -68,6 +68,11 @@ fn control_messages() {
         ("identify", Request::Identify),
         ("map-window", Request::MapWindow { domain: 0x8001, address: 1 << 56 }),
         ("is-ending", Request::IsEnding),
+        (
+            "let-carry",
+            Request::LetCarry { carrier: NodeIdentity { key: Some([7; 32]), life: Life([6; 16]) } },
+        ),
+        ("write-for", Request::WriteFor { asker: NodeIdentity { key: None, life: Life([5; 16]) } }),
         ("join", Request::Join { name: name(), life: Life([6; 16]), insists: true }),
     ] {
         let message = Message::V1(MessageV1::Ask { number: 300, request });
@@ -75,6 +80,7 @@ fn control_messages() {
     }
     for (sample, reply) in [
         ("done", Reply::Done),
+        ("asker", Reply::Asker(513)),
         ("lent", Reply::Lent { segment: 1 }),
         ("too-much", Reply::TooMuch { free_bytes: 1 }),
         ("status-is", Reply::Status { status: Box::new(status), next: Some(7) }),
@@ -131,6 +137,7 @@ fn write(domain: u16, address: u64, number: u16, notification: NotificationMark)
         offset_bytes: 0,
         payload_bytes: 16,
         in_reply_to: None,
+        asker: Asker::SENDER,
         notification,
     };
     packet(&Packet::Data(header, Payload::Intact(&[1; 16])))
@@ -148,6 +155,7 @@ fn answer(domain: u16, address: u64, request: u32) -> (u8, Vec<u8>) {
         offset_bytes: 0,
         payload_bytes: 16,
         in_reply_to: Some(RequestId(request)),
+        asker: Asker::SENDER,
         notification: NotificationMark::None,
     };
     packet(&Packet::Data(header, Payload::Intact(&[1; 16])))

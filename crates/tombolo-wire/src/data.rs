@@ -7,7 +7,7 @@
 //!  +-----------+--------+------------+-----------------+
 //!  24          26       28           30       32          36             40
 //!  +-----------+--------+------------+--------+-----------+--------------+
-//!  | block len | offset | payload len| zero   | data CRC  | in reply to  |
+//!  | block len | offset | payload len| asker  | data CRC  | in reply to  |
 //!  +-----------+--------+------------+--------+-----------+--------------+
 //!  40                     48           56          64
 //!  +----------------------+------------+-----------+
@@ -25,8 +25,8 @@
 use crate::checksum::{self, Checksums};
 use crate::view::{DATA_HEADER_BYTES, Draft, FLAG_CARRIES_NOTIFICATION, Kind, View};
 use crate::{
-    Attempt, Domain, GRANULE_BYTES, Generation, MAX_BLOCK_BYTES, MAX_HEADER_BYTES, RequestId, TransactionId,
-    WireError,
+    Asker, Attempt, Domain, GRANULE_BYTES, Generation, MAX_BLOCK_BYTES, MAX_HEADER_BYTES, RequestId,
+    TransactionId, WireError,
 };
 
 const FLAG_REPLY: u8 = 1 << 0;
@@ -80,6 +80,8 @@ pub struct DataHeader {
     pub payload_bytes: u32,
     /// The read this block answers, if it is the write-back of one.
     pub in_reply_to: Option<RequestId>,
+    /// On whose behalf the block is written.
+    pub asker: Asker,
     /// What the packet says about the block's notification.
     pub notification: NotificationMark,
 }
@@ -221,6 +223,8 @@ pub struct NotifyHeader {
     pub block_bytes: u32,
     /// The read the block answers, if it is the write-back of one.
     pub in_reply_to: Option<RequestId>,
+    /// On whose behalf the block is written.
+    pub asker: Asker,
     /// The notification.
     pub notification: Notification,
 }
@@ -237,6 +241,7 @@ impl NotifyHeader {
             offset_bytes: 0,
             payload_bytes: 0,
             in_reply_to: self.in_reply_to,
+            asker: self.asker,
             notification: NotificationMark::Here(self.notification),
         }
     }
@@ -288,6 +293,7 @@ impl NotifyHeader {
             block_address: header.block_address,
             block_bytes: header.block_bytes,
             in_reply_to: header.in_reply_to,
+            asker: header.asker,
             notification,
         };
         Ok((header, list_bytes, view.u32_at::<32>()))
@@ -315,6 +321,7 @@ fn draft(kind: Kind, header: &DataHeader, payload_crc: u32) -> Result<Draft, Wir
     draft.u16_at::<24>(short(header.block_bytes)?);
     draft.u16_at::<26>(short(header.offset_bytes)?);
     draft.u16_at::<28>(short(header.payload_bytes)?);
+    draft.u16_at::<30>(header.asker.0);
     draft.u32_at::<32>(payload_crc);
     draft.u32_at::<36>(header.in_reply_to.unwrap_or_default().0);
     if let NotificationMark::Here(notification) = header.notification {
@@ -340,7 +347,9 @@ fn unchecked_fields(view: &View<'_>) -> Result<DataHeader, WireError> {
     view.only_flags(FLAG_REPLY | FLAG_EXPECTS_NOTIFICATION | FLAG_CARRIES_NOTIFICATION)?;
     let flags = view.flags();
     let request = view.u32_at::<36>();
-    if view.u16_at::<30>() != 0 || (flags & FLAG_REPLY == 0 && request != 0) {
+    let asker = Asker(view.u16_at::<30>());
+    let is_reply = flags & FLAG_REPLY != 0;
+    if (is_reply && asker != Asker::SENDER) || (!is_reply && request != 0) {
         return Err(WireError::Reserved);
     }
     let expects = flags & FLAG_EXPECTS_NOTIFICATION != 0;
@@ -363,7 +372,8 @@ fn unchecked_fields(view: &View<'_>) -> Result<DataHeader, WireError> {
         block_bytes: view.u16_at::<24>().into(),
         offset_bytes: view.u16_at::<26>().into(),
         payload_bytes: view.u16_at::<28>().into(),
-        in_reply_to: (flags & FLAG_REPLY != 0).then_some(RequestId(request)),
+        in_reply_to: is_reply.then_some(RequestId(request)),
+        asker,
         notification,
     })
 }

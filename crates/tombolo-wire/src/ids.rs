@@ -6,6 +6,16 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Domain(pub u16);
 
+/// On whose behalf a node writes: a number that the node with the destination has given, or [`Asker::SENDER`]. A number
+/// stands for a third node, which has asked the writing one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Asker(pub u16);
+
+impl Asker {
+    /// The writing node itself.
+    pub const SENDER: Self = Self(0);
+}
+
 /// A slot of the sender's table of pending transactions (QOS §3.2.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TransactionId(pub u16);

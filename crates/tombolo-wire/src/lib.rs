@@ -59,7 +59,7 @@ pub use databeat::{
 };
 pub use earlier::{EarlierBlocks, MAX_EARLIER_BLOCKS};
 pub use error::WireError;
-pub use ids::{Attempt, Domain, Generation, RequestId, TransactionId};
+pub use ids::{Asker, Attempt, Domain, Generation, RequestId, TransactionId};
 pub use nack::{NackCode, Refusal};
 pub use packet::{Ack, Nack, Packet, Receipt, Resume};
 pub use reading::{ReadAccept, ReadReject, ReadRequest};

@@ -5,9 +5,9 @@
 use std::fs;
 use std::path::PathBuf;
 use tombolo_wire::{
-    Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
-    Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload, ReadAccept,
-    ReadReject, ReadRequest, Receipt, Refusal, RequestId, Resume, TransactionId, fuzzing,
+    Ack, Acks, Asker, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain,
+    EarlierBlocks, Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload,
+    ReadAccept, ReadReject, ReadRequest, Receipt, Refusal, RequestId, Resume, TransactionId, fuzzing,
 };
 
 fn samples() -> Vec<(&'static str, Packet<'static>)> {
@@ -27,6 +27,7 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
         offset_bytes: 256,
         payload_bytes: 44,
         in_reply_to: None,
+        asker: Asker::SENDER,
         notification: NotificationMark::None,
     };
     let carrying =
@@ -39,6 +40,7 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
         block_address: 0x4_0000_0100,
         block_bytes: 300,
         in_reply_to: None,
+        asker: Asker::SENDER,
         notification,
     };
     let mut earlier = EarlierBlocks::default();

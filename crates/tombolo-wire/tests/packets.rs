@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use tombolo_wire::{
-    Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, CLASSES, Checksums, DataHeader, Domain,
+    Ack, Acks, Asker, Atomic, AtomicAck, AtomicOperation, Attempt, CLASSES, Checksums, DataHeader, Domain,
     EarlierBlocks, Generation, MAX_ACKS, MAX_EARLIER_BLOCKS, Nack, NackCode, Notification, NotificationMark,
     NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest, Receipt, Refusal, RequestId, Resume,
     TransactionId, WireError,
@@ -23,9 +23,9 @@ fn mark() -> impl Strategy<Value = NotificationMark> {
 
 /// A well-formed data header: any granule of any block.
 fn data() -> impl Strategy<Value = DataHeader> {
-    (any::<(u16, u16, u32, u8, u32, Option<u32>)>(), 0..=16384u32, any::<(u32, u32)>(), mark()).prop_map(
+    (any::<(u16, u16, u32, u8, u32, Result<u32, u16>)>(), 0..=16384u32, any::<(u32, u32)>(), mark()).prop_map(
         |(ids, block_bytes, (start, length), notification)| {
-            let (domain, slot, generation, attempt, address, reply) = ids;
+            let (domain, slot, generation, attempt, address, whose) = ids;
             let granules = block_bytes.div_ceil(256).max(1);
             let first = start % granules;
             let offset_bytes = first * 256;
@@ -39,7 +39,8 @@ fn data() -> impl Strategy<Value = DataHeader> {
                 block_bytes,
                 offset_bytes,
                 payload_bytes,
-                in_reply_to: reply.map(RequestId),
+                in_reply_to: whose.ok().map(RequestId),
+                asker: Asker(whose.err().unwrap_or(0)),
                 notification,
             }
         },
@@ -75,6 +76,7 @@ fn control() -> impl Strategy<Value = Packet<'static>> {
                     block_address: data.block_address,
                     block_bytes: data.block_bytes,
                     in_reply_to: data.in_reply_to,
+                    asker: data.asker,
                     notification: words,
                 }),
                 8 => Packet::Atomic(Atomic {
@@ -106,6 +108,7 @@ fn control() -> impl Strategy<Value = Packet<'static>> {
                             block_address: data.block_address,
                             block_bytes: data.block_bytes,
                             in_reply_to: data.in_reply_to,
+                            asker: data.asker,
                             notification: words,
                         },
                         earlier,
@@ -265,6 +268,7 @@ fn the_layout_is_what_the_documentation_draws() {
         offset_bytes: 0x0100,
         payload_bytes: 0x0103,
         in_reply_to: Some(RequestId(0x2423_2221)),
+        asker: Asker::SENDER,
         notification: NotificationMark::Elsewhere,
     };
     let payload = [0; 0x103];
@@ -297,6 +301,7 @@ fn the_layout_is_what_the_documentation_draws() {
         block_address: 5,
         block_bytes: 6,
         in_reply_to: None,
+        asker: Asker::SENDER,
         notification: Notification { address: 7, first: 8, last: 9 },
     };
     let bytes = emit(&Packet::NotifyAfter(notify, earlier), Checksums::Off);
@@ -357,6 +362,7 @@ fn impossible_ranges_are_refused() {
         offset_bytes: 256,
         payload_bytes: 256,
         in_reply_to: None,
+        asker: Asker::SENDER,
         notification: NotificationMark::None,
     };
     let outcome = |header: DataHeader| header.seal(&mut [0; 20_000], Checksums::On).map(|_| ());
@@ -382,6 +388,7 @@ fn a_packet_without_bytes_asks_for_a_block() {
         offset_bytes: 0,
         payload_bytes: 0,
         in_reply_to: None,
+        asker: Asker::SENDER,
         notification: NotificationMark::Elsewhere,
     };
     let packet = |header| Packet::Data(header, Payload::Intact(&[]));

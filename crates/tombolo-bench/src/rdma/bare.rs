@@ -15,8 +15,8 @@ use tombolo_host::process;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::udp::{MAX_BATCH_BYTES, RECEIVE_BUFFER_BYTES, UdpSocket};
 use tombolo_wire::{
-    Attempt, Checksums, DataHeader, Domain, Generation, MAX_BLOCK_BYTES, NotificationMark, Packet, Payload,
-    TransactionId,
+    Asker, Attempt, Checksums, DataHeader, Domain, Generation, MAX_BLOCK_BYTES, NotificationMark, Packet,
+    Payload, TransactionId,
 };
 
 use super::floor::Rate;
@@ -127,6 +127,7 @@ impl End {
                 offset_bytes: 0,
                 payload_bytes: bytes as u32,
                 in_reply_to: None,
+                asker: Asker::SENDER,
                 notification: NotificationMark::None,
             };
             segment = segment.max(header.header_bytes() + bytes);

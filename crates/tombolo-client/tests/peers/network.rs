@@ -12,8 +12,8 @@ use tombolo_host::testing::left_out;
 use tombolo_node::identity::{AllowList, KeyPair};
 use tombolo_node::{Address, Node, OpenError, Security};
 use tombolo_wire::{
-    Attempt, Checksums, DataHeader, Domain as WireDomain, Generation, NotificationMark, Packet, Payload,
-    TransactionId,
+    Asker, Attempt, Checksums, DataHeader, Domain as WireDomain, Generation, NotificationMark, Packet,
+    Payload, TransactionId,
 };
 
 use crate::harness::{Host, PATIENCE, pattern, shm, udp};
@@ -312,6 +312,7 @@ fn forge(random: &mut Random, seen: &[u8]) -> Vec<u8> {
                 offset_bytes: 0,
                 payload_bytes: 64,
                 in_reply_to: None,
+                asker: Asker::SENDER,
                 notification: NotificationMark::None,
             };
             let (mut packet, payload) = ([0; 256], [0x11; 64]);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use tombolo_client::{Domain, Failure, Grant, Notification, Spec, Target, WaitError, Who};
+use tombolo_client::{Domain, Failure, Grant, Memory, Notification, Spec, Target, WaitError, Who};
 use tombolo_node::Address;
 use tombolo_wire::NackCode;
 
@@ -101,6 +101,59 @@ fn all_ways_over_shared_memory() {
 #[test]
 fn all_ways_over_udp() {
     all_ways(&Triangle::new(udp));
+}
+
+/// Who carries lends its rights to nobody: what counts at the destination is what is granted to the node that asks.
+fn rights_are_those_of_who_asks(kind: fn() -> Address) {
+    let triangle = Triangle::new(kind);
+    let [asking, carrying, taking] = [0, 1, 2].map(|host: usize| triangle.hosts[host].any_domain());
+    let granted_to = |host: usize| {
+        let grant = Grant::write(Who::Node(triangle.numbers[2][host]));
+        taking.allocate(4096, &[grant]).unwrap()
+    };
+    let [to_asker, to_carrier] = [0, 1].map(granted_to);
+    let source = carrying.allocate(4096, &[Grant::read(Who::Anyone)]).unwrap();
+    source.write(0, &[7; 64]).unwrap();
+    let (there, here) = (triangle.target(0, 1, &carrying), triangle.target(0, 2, &taking));
+    let refused = Err(WaitError::Failed(Failure::Refused {
+        code: NackCode::DomainMismatch,
+        page: Some(to_carrier.address()),
+    }));
+    let bytes_of = |memory: &Memory| {
+        let mut found = [0; 64];
+        memory.read(0, &mut found).unwrap();
+        found
+    };
+    for _ in 0..2 {
+        // Bytes, and words.
+        let spec = Spec::new(source.address(), to_carrier.address(), 64);
+        assert_eq!(asking.carry(there, here, spec).unwrap().wait(PATIENCE), refused);
+        let words = Notification { address: to_carrier.address(), first: 8, last: 9 };
+        let spec = Spec::new(source.address(), to_asker.address(), 64).notify(words);
+        assert_eq!(asking.carry(there, here, spec).unwrap().wait(PATIENCE), refused);
+        assert_eq!(bytes_of(&to_carrier), [0; 64]);
+        let spec = Spec::new(source.address(), to_asker.address(), 64);
+        assert_eq!(asking.carry(there, here, spec).unwrap().wait(PATIENCE), Ok(()));
+        assert_eq!(bytes_of(&to_asker), [7; 64]);
+    }
+    // The carrier's own writes are its own.
+    let here = triangle.target(1, 2, &taking);
+    let own = |to: &Memory| {
+        let spec = Spec::new(source.address(), to.address(), 64);
+        carrying.write(here, spec).unwrap().wait(PATIENCE)
+    };
+    assert_eq!(own(&to_carrier), Ok(()));
+    assert!(matches!(own(&to_asker), Err(WaitError::Failed(Failure::Refused { .. }))));
+}
+
+#[test]
+fn rights_are_those_of_who_asks_over_shared_memory() {
+    rights_are_those_of_who_asks(shm);
+}
+
+#[test]
+fn rights_are_those_of_who_asks_over_udp() {
+    rights_are_those_of_who_asks(udp);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use super::transfer::{PathId, PeerId, TransferError, TransferId};
 use crate::iommu::FaultSource;
 use tombolo_wire::{
-    AtomicOperation, Attempt, DataHeader, Domain, GRANULE_BYTES, Generation, Notification, NotificationMark,
-    Packet, RequestId, TransactionId,
+    Asker, AtomicOperation, Attempt, DataHeader, Domain, GRANULE_BYTES, Generation, Notification,
+    NotificationMark, Packet, RequestId, TransactionId,
 };
 
 /// One thing to do, from [`crate::rdma::Engine::poll`].
@@ -54,6 +54,8 @@ pub struct Block {
     pub attempt: Attempt,
     /// The read it answers.
     pub in_reply_to: Option<RequestId>,
+    /// On whose behalf it is written.
+    pub asker: Asker,
     /// Given when its transfer was posted; of no meaning if it answers a read.
     pub user: u64,
     /// Its notification.
@@ -117,6 +119,7 @@ impl Iterator for Packets {
             offset_bytes,
             payload_bytes,
             in_reply_to: block.in_reply_to,
+            asker: block.asker,
             notification: match block.notification {
                 BlockNotification::None => NotificationMark::None,
                 // In the last packet only: it is the one most likely to
@@ -138,6 +141,8 @@ pub struct NotificationWrite {
     pub words: Notification,
     /// Whose transfer it ends.
     pub peer: PeerId,
+    /// On whose behalf that peer writes.
+    pub asker: Asker,
     /// The own read it ends, if any.
     pub read: Option<TransferId>,
     /// Given when that read was posted.
@@ -160,6 +165,8 @@ pub struct Placement {
     pub length_bytes: u32,
     /// Who sends them.
     pub peer: PeerId,
+    /// On whose behalf.
+    pub asker: Asker,
     /// The own read they answer, if any.
     pub read: Option<TransferId>,
     /// Given when that read was posted.

@@ -10,7 +10,9 @@ use super::read_server::{ReadServer, Start};
 use super::responder::{BlockEnd, Responder};
 use super::time::Time;
 use super::transfer::{PathId, PeerId, PostError, Transfer, TransferError, TransferId};
-use tombolo_wire::{Ack, EarlierBlocks, Nack, NackCode, NotifyHeader, Packet, Payload, ReadRequest, Refusal};
+use tombolo_wire::{
+    Ack, Asker, EarlierBlocks, Nack, NackCode, NotifyHeader, Packet, Payload, ReadRequest, Refusal,
+};
 
 /// An RDMA engine: one node's half of every transfer it takes part in.
 ///
@@ -183,7 +185,21 @@ impl Engine {
     /// # Errors
     /// [`PostError`]; nothing was started.
     pub fn post(&mut self, now: Time, peer: PeerId, transfer: Transfer) -> Result<TransferId, PostError> {
-        self.initiator.post(now, peer, transfer)
+        self.initiator.post(now, peer, transfer, Asker::SENDER)
+    }
+
+    /// As [`Self::post`], on behalf of another node: a write, under the number that the peer has given for that.
+    ///
+    /// # Errors
+    /// As [`Self::post`].
+    pub fn post_for(
+        &mut self,
+        now: Time,
+        peer: PeerId,
+        transfer: Transfer,
+        asker: Asker,
+    ) -> Result<TransferId, PostError> {
+        self.initiator.post(now, peer, transfer, asker)
     }
 
     /// A packet arrived from `peer` by its first link. Carry out the verdict, then

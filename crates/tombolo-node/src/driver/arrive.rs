@@ -9,7 +9,7 @@ use tombolo_core::rdma::{Operation, PeerId, Placement, Verdict};
 use tombolo_host::shared::SharedSpan;
 use tombolo_link::{LinkState, LossReason, Packet as LinkPacket};
 use tombolo_wire::{
-    ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, NackCode, Packet, Payload, Refusal,
+    ATOMIC_BYTES, Asker, AtomicOperation, Checksums, DataHeader, Domain, NackCode, Packet, Payload, Refusal,
 };
 
 use crate::driver::address_space::{Access, Denied, Place, Range};
@@ -199,9 +199,13 @@ impl Node {
         let by = match placement.read {
             Some(_) => Poster::of(placement.user),
             None if let Some(sender) = tombolo_channel::mail_sender(placement.block.0) => {
+                if placement.asker != Asker::SENDER {
+                    // Mail says whose program sends it, and nobody sends another's.
+                    return Err(Denied::NotGranted.at(placement.address));
+                }
                 return self.place_mail(peer, placement, sender, payload).map(|()| Placed::Now);
             }
-            None => Poster::Peer(peer),
+            None => self.writer(peer, placement.asker).map_err(|denied| denied.at(placement.address))?,
         };
         let range = Range {
             holder: peer,

@@ -114,7 +114,7 @@ impl Gatherer {
 mod tests {
     use tombolo_core::rdma::{Config, Engine, Time, Verdict};
     use tombolo_wire::{
-        Attempt, DataHeader, Domain, Generation, NotificationMark, Packet, Payload, TransactionId,
+        Asker, Attempt, DataHeader, Domain, Generation, NotificationMark, Packet, Payload, TransactionId,
     };
 
     use super::*;
@@ -136,6 +136,7 @@ mod tests {
                 offset_bytes: 0,
                 payload_bytes: 8,
                 in_reply_to: None,
+                asker: Asker::SENDER,
                 notification: NotificationMark::None,
             };
             match engine.handle(Time(0), PEER, &Packet::Data(header, Payload::Intact(&[1; 8]))) {

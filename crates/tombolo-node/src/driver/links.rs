@@ -78,6 +78,7 @@ impl Node {
                 connection.tell_of_silence();
             }
         }
+        self.expire_arrangements(now);
         if self.fabric.send_waiting_third_party() {
             let again = now + timing::SEND_PAUSE;
             next = Some(next.map_or(again, |next| next.min(again)));

@@ -432,7 +432,10 @@ impl Node {
     fn write_notification(&self, write: NotificationWrite) -> Option<Result<(), Refusal>> {
         let by = match write.read {
             Some(_) => Poster::of(write.user),
-            None => Poster::Peer(write.peer),
+            None => match self.writer(write.peer, write.asker) {
+                Ok(by) => by,
+                Err(denied) => return Some(Err(denied.at(write.words.address))),
+            },
         };
         let range = Range {
             holder: write.peer,

@@ -133,7 +133,7 @@ impl Node {
     ) {
         match Message::decode(bytes) {
             Ok(Message::V1(MessageV1::Answer { number, reply })) => {
-                if self.third_party_answered(connection.neighbour().id, number, &reply) {
+                if self.third_party_answered(connection.neighbour(), number, &reply) {
                     return;
                 }
                 let mut answer = Some((label::reply(reply), descriptors));
@@ -258,6 +258,8 @@ impl Node {
                 Reply::Status { status: Box::new(status), next }
             }
             Request::Identify => self.fabric.welcome(),
+            Request::LetCarry { carrier } => self.fabric.let_carry(neighbour, &carrier),
+            Request::WriteFor { asker } => self.fabric.write_for(neighbour, &asker),
             Request::IsEnding => {
                 Reply::Ending { within_s: self.fabric.ends_within().map(|within| within.as_secs()) }
             }

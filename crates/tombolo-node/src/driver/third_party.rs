@@ -1,18 +1,22 @@
 //! Transfers between two other nodes: the one that has the source is asked, moves the bytes
 //! straight to where they go, and says how that ended.
 //!
-//! It reads only what its programs grant to the asking node. The destination must grant writing to the
-//! source's node, as for any other write. The asking node says which node the bytes go to by its
+//! It reads only what its programs grant to the asking node, and the destination must grant writing to the asking node, too: who
+//! carries has no part in it. How the destination's node knows on whose behalf bytes come is in [`crate::fabric::carriers`]. The asking node says which node the bytes go to by its
 //! key and its life, never by its name, which any node can choose. Where several peers could be that
 //! one, nothing is moved. What goes to and fro between the nodes is in [`crate::fabric::third_party`].
 
+use std::time::Instant;
+
 use tombolo_channel::Failure;
 use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer};
-use tombolo_wire::{Domain, NackCode, Notification};
+use tombolo_wire::{Asker, Domain, NackCode, Notification};
 
-use crate::driver::address_space::may_be_third_party;
+use crate::driver::address_space::{Denied, may_be_third_party};
 use crate::driver::node::Node;
-use crate::fabric::messages::{Carriage, Reply};
+use crate::fabric::arrangements::{Begun, Next, Wish};
+use crate::fabric::connection::Connection;
+use crate::fabric::messages::{Carriage, Reply, Request};
 use crate::fabric::neighbour::Neighbour;
 use crate::fabric::table::ITSELF;
 use crate::fabric::third_party::Question;
@@ -27,17 +31,24 @@ pub(crate) struct ThirdPartyTransfer {
     pub(crate) transfer: Transfer,
 }
 
+fn why_not_posted(error: PostError) -> Failure {
+    match error {
+        PostError::Full => Failure::refused(NackCode::BufferFull),
+        PostError::UnknownPeer(_) => Failure::NoSuchNode,
+        _ => Failure::BadDescriptor,
+    }
+}
+
 impl Node {
     /// Asks a peer to make a transfer. False: it cannot be asked now.
     pub(crate) fn ask_third_party(&self, id: PeerId, wanted: &ThirdPartyTransfer) -> Result<bool, Failure> {
         let connection = self.fabric.connection(id).ok_or(Failure::NoSuchNode)?;
-        let to = match wanted.to {
-            Some(to) => {
-                let to = self.fabric.connection(to).and_then(|to| to.identity());
-                Some(to.ok_or(Failure::NoSuchNode)?)
-            }
+        let destination = match wanted.to {
+            Some(to) => Some(self.fabric.connection(to).ok_or(Failure::NoSuchNode)?),
             None => None,
         };
+        let identity = |of: &Connection| of.identity().ok_or(Failure::NoSuchNode);
+        let to = destination.as_deref().map(identity).transpose()?;
         let transfer = &wanted.transfer;
         let carriage = Carriage {
             to,
@@ -49,11 +60,74 @@ impl Node {
             notification: transfer.notification.map(|words| [words.address, words.first, words.last]),
             class: transfer.class.map(|class| class as u8),
         };
-        self.fabric.third_party.ask(connection.neighbour(), transfer.user, carriage)
+        let Some(destination) = destination else {
+            return self.fabric.third_party.ask(connection.neighbour(), transfer.user, carriage);
+        };
+        let waiting = self.fabric.arrangements.waiting_for(id);
+        if !self.fabric.third_party.may_ask(id, waiting) {
+            return Ok(false);
+        }
+        let request = Request::LetCarry { carrier: identity(&connection)? };
+        let next = Next::Ask { carrier: id, user: transfer.user, carriage };
+        match self.fabric.arrangements.begin(destination.neighbour(), Wish::LetCarry(id), request, next) {
+            Begun::Made(_, Next::Ask { user, carriage, .. }) => {
+                self.fabric.third_party.ask(connection.neighbour(), user, carriage)
+            }
+            Begun::Made(..) | Begun::Waits => Ok(true),
+            Begun::Full => Ok(false),
+            Begun::Lost => Err(Failure::Gone),
+        }
     }
 
-    /// An answer has come: whether it was one to [`Node::ask_third_party`].
-    pub(crate) fn third_party_answered(&self, peer: PeerId, number: u32, reply: &Reply) -> bool {
+    /// Ends what has waited for a node that does not answer.
+    pub(crate) fn expire_arrangements(&self, now: Instant) {
+        self.do_not_go_on(self.fabric.arrangements.overdue(now), Failure::Unreachable);
+    }
+
+    fn do_not_go_on(&self, waited: Vec<Next>, why: Failure) {
+        for next in waited {
+            match next {
+                Next::Ask { user, .. } => self.programs.completed(user, Err(why)),
+                Next::Make { user, .. } => self.third_party_ended(user, Err(why)),
+            };
+        }
+    }
+
+    /// The node at the destination has agreed, or not: what waited for that.
+    fn go_on_with(&self, waited: Vec<Next>, asker: Option<Asker>) {
+        for next in waited {
+            match next {
+                Next::Ask { carrier, user, carriage } => {
+                    let asked = match (asker, self.fabric.connection(carrier)) {
+                        (Some(_), Some(carrier)) => {
+                            self.fabric.third_party.ask_now_or_later(carrier.neighbour(), user, carriage)
+                        }
+                        _ => Err(Failure::NoSuchNode),
+                    };
+                    if let Err(failure) = asked {
+                        self.programs.completed(user, Err(failure));
+                    }
+                }
+                Next::Make { user, to, transfer } => {
+                    let begun = match asker {
+                        Some(asker) => self.fabric.post_for(to, transfer, asker).map_err(why_not_posted),
+                        None => Err(Failure::refused(NackCode::DomainMismatch)),
+                    };
+                    if let Err(failure) = begun {
+                        self.third_party_ended(user, Err(failure));
+                    }
+                }
+            }
+        }
+    }
+
+    /// An answer has come: whether it was one to [`Node::ask_third_party`], or to what that leads to.
+    pub(crate) fn third_party_answered(&self, by: &Neighbour, number: u32, reply: &Reply) -> bool {
+        let peer = by.id;
+        if let Some((waited, asker)) = self.fabric.arrangements.answered(peer, number, reply) {
+            self.go_on_with(waited, asker);
+            return true;
+        }
         let Some(user) = self.fabric.third_party.take_asked(peer, number) else { return false };
         let result = match reply {
             Reply::Carried(None) => Ok(0),
@@ -64,6 +138,10 @@ impl Node {
             }),
             _ => Err(Failure::Unreachable),
         };
+        if matches!(result, Err(Failure::Refused { code: NackCode::DomainMismatch, .. })) {
+            // The destination's node has lost the carrier meanwhile, perhaps, and knows nothing of it any more.
+            self.fabric.arrangements.forget(Wish::LetCarry(peer));
+        }
         self.programs.completed(user, result);
         true
     }
@@ -73,6 +151,8 @@ impl Node {
         for user in self.fabric.third_party.peer_lost(peer) {
             self.programs.completed(user, Err(Failure::Gone));
         }
+        self.fabric.carriers.peer_lost(peer);
+        self.do_not_go_on(self.fabric.arrangements.peer_lost(peer), Failure::Gone);
     }
 
     /// A peer asks for a transfer from here. It hears of the end.
@@ -81,7 +161,7 @@ impl Node {
         let user = Poster::user_of_peer(neighbour.id, transfers.next_index());
         let Some(question) = transfers.question(neighbour, number, user) else { return };
         let begun = match question {
-            Question::New => self.make(user, carriage),
+            Question::New => self.make(neighbour, user, carriage),
             Question::OneTooMany => Err(Failure::refused(NackCode::BufferFull)),
             Question::Known => Ok(()),
         };
@@ -93,11 +173,7 @@ impl Node {
         }
     }
 
-    fn make(&self, user: u64, carriage: &Carriage) -> Result<(), Failure> {
-        let to = match &carriage.to {
-            None => ITSELF,
-            Some(identity) => self.fabric.peer_with(identity)?,
-        };
+    fn make(&self, asker: &Neighbour, user: u64, carriage: &Carriage) -> Result<(), Failure> {
         let transfer = Transfer {
             direction: Direction::Write,
             domain: Domain(carriage.destination_domain),
@@ -116,11 +192,29 @@ impl Node {
         if !may_be_third_party(&transfer) {
             return Err(Failure::BadDescriptor);
         }
-        self.post(to, transfer).map_err(|error| match error {
-            PostError::Full => Failure::refused(NackCode::BufferFull),
-            PostError::UnknownPeer(_) => Failure::NoSuchNode,
-            _ => Failure::BadDescriptor,
-        })
+        let Some(to) = &carriage.to else {
+            return self.post(ITSELF, transfer).map_err(why_not_posted);
+        };
+        let to = self.fabric.peer_with(to)?;
+        let connection = |id| self.fabric.connection(id).ok_or(Failure::NoSuchNode);
+        let identity = connection(asker.id)?.identity().ok_or(Failure::NoSuchNode)?;
+        let (request, next) = (Request::WriteFor { asker: identity }, Next::Make { user, to, transfer });
+        let destination = connection(to)?;
+        match self.fabric.arrangements.begin(destination.neighbour(), Wish::WriteFor(asker.id), request, next)
+        {
+            Begun::Made(number, _) => self.fabric.post_for(to, transfer, number).map_err(why_not_posted),
+            Begun::Waits => Ok(()),
+            Begun::Full => Err(Failure::refused(NackCode::BufferFull)),
+            Begun::Lost => Err(Failure::NoSuchNode),
+        }
+    }
+
+    /// On whose behalf a peer writes here, which says so with each packet.
+    pub(crate) fn writer(&self, peer: PeerId, asker: Asker) -> Result<Poster, Denied> {
+        match asker {
+            Asker::SENDER => Ok(Poster::Peer(peer)),
+            number => self.fabric.carriers.asker(peer, number).map(Poster::Peer).ok_or(Denied::NotGranted),
+        }
     }
 
     /// A transfer has ended: whether it was one that a peer asked for. Then that is told.
@@ -129,6 +223,10 @@ impl Node {
             return false;
         }
         let asker = self.fabric.third_party.ended(user, result);
+        if let (Some(asker), Err(Failure::Refused { code: NackCode::DomainMismatch, .. })) = (asker, result) {
+            // The number may have been that of an earlier link to the destination's node.
+            self.fabric.arrangements.forget(Wish::WriteFor(asker));
+        }
         if let Some(connection) = asker.and_then(|id| self.fabric.connection(id)) {
             self.fabric.third_party.send_to(connection.neighbour());
         }
@@ -141,7 +239,7 @@ mod tests {
     use tombolo_link::testing::memory_pair;
 
     use super::*;
-    use crate::fabric::messages::{Message, MessageV1, Request};
+    use crate::fabric::messages::{Message, MessageV1};
     use crate::fabric::third_party::MAX_MADE_EACH;
 
     /// A transfer of a domain that does not exist, at the node that is asked.
@@ -264,8 +362,11 @@ mod tests {
         assert!(whole.loss().is_none() && !whole.has_link());
         assert_eq!(questions(&*far_second), asked[1..]);
         for number in &asked[1..] {
-            assert!(node.third_party_answered(whole.id, *number, &Reply::Carried(None)));
-            assert!(!node.third_party_answered(whole.id, *number, &Reply::Carried(None)), "answered twice");
+            assert!(node.third_party_answered(whole.neighbour(), *number, &Reply::Carried(None)));
+            assert!(
+                !node.third_party_answered(whole.neighbour(), *number, &Reply::Carried(None)),
+                "answered twice"
+            );
         }
         // A further one goes by the link that is left.
         assert_eq!(node.ask_third_party(whole.id, &wanted), Ok(true));

@@ -28,6 +28,8 @@ fn takes_memory(request: &Request) -> bool {
         | Request::Delete { .. }
         | Request::PathToken
         | Request::MapWindow { .. }
+        | Request::LetCarry { .. }
+        | Request::WriteFor { .. }
         | Request::IsEnding
         | Request::BePath { .. } => false,
     }
@@ -50,6 +52,8 @@ fn needed(request: &Request) -> &'static [Permission] {
         | Request::Carry(_)
         | Request::PathToken
         | Request::MapWindow { .. }
+        | Request::LetCarry { .. }
+        | Request::WriteFor { .. }
         | Request::IsEnding
         | Request::BePath { .. } => &[],
     }

@@ -127,6 +127,17 @@ pub enum Request {
     /// Are you about to end? Answered with [`Reply::Ending`]. A borrower asks that now and then, and moves what it has
     /// there elsewhere in time.
     IsEnding,
+    /// Let this node write to you on my behalf, of what it has: I ask it for transfers to you. Answered with [`Reply::Done`].
+    LetCarry {
+        /// Which, a neighbour of both.
+        carrier: NodeIdentity,
+    },
+    /// This node has asked me for transfers to you: under which number do I write on its behalf? Answered with
+    /// [`Reply::Asker`].
+    WriteFor {
+        /// Which, a neighbour of both.
+        asker: NodeIdentity,
+    },
 }
 
 /// A transfer that the node with its source is asked to make.
@@ -225,6 +236,9 @@ pub enum Reply {
         /// See there.
         within_s: Option<u64>,
     },
+    /// The number under which the node that asks writes on another one's behalf: what is written under it is granted to
+    /// that one, or is refused.
+    Asker(u16),
 }
 
 /// The SHA-256 of a segment's bytes: what `sha256sum` prints for a file with the same.
@@ -317,6 +331,8 @@ impl Request {
             | Self::List { .. }
             | Self::PathToken
             | Self::MapWindow { .. }
+            | Self::LetCarry { .. }
+            | Self::WriteFor { .. }
             | Self::IsEnding
             | Self::BePath { .. } => false,
         }

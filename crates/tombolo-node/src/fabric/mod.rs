@@ -9,6 +9,8 @@
 
 pub(crate) mod admission;
 pub(crate) mod answered;
+pub(crate) mod arrangements;
+pub(crate) mod carriers;
 pub(crate) mod connection;
 pub(crate) mod joining;
 pub(crate) mod label;

@@ -138,6 +138,7 @@ impl Fabric {
             reports.suspected(id, neighbour.is_suspect());
         }
         if connection.link.is_suspect() && neighbour.has_several() {
+            self.arrangements.ask_again(neighbour);
             self.third_party.ask_again(neighbour);
         }
         true
@@ -173,6 +174,7 @@ impl Fabric {
             is_last
         };
         if !is_last {
+            self.arrangements.ask_again(&neighbour);
             self.third_party.ask_again(&neighbour);
             return Left::Path;
         }

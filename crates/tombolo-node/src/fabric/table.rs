@@ -12,6 +12,8 @@ use tombolo_link::udp::DEFAULT_OUTAGE;
 use tombolo_link::{Link, LossReason};
 
 use crate::fabric::answered::Answered;
+use crate::fabric::arrangements::Arrangements;
+use crate::fabric::carriers::Carriers;
 use crate::fabric::connection::Connection;
 use crate::fabric::label::{self, PeerLabel};
 use crate::fabric::life::{Life, NodeIdentity};
@@ -20,6 +22,7 @@ use crate::fabric::neighbour::Neighbour;
 use crate::fabric::neighbourhood::LinkReports;
 use crate::fabric::numbers::Numbers;
 use crate::fabric::third_party::ThirdPartyTransfers;
+use tombolo_wire::Asker;
 
 /// This node as its own peer: transfers between its programs.
 pub(crate) const ITSELF: PeerId = PeerId(0);
@@ -59,6 +62,8 @@ pub struct Fabric {
     pub(crate) numbers: Numbers,
     pub(crate) answered: Answered,
     pub(crate) third_party: ThirdPartyTransfers,
+    pub(crate) arrangements: Arrangements,
+    pub(crate) carriers: Carriers,
     /// Where what happens to links is reported, if this node has a neighbourhood.
     pub(super) reports: OnceLock<LinkReports>,
     /// What peers may ask for, by their keys.
@@ -101,6 +106,8 @@ impl Fabric {
             numbers: Numbers::default(),
             answered: Answered::default(),
             third_party: ThirdPartyTransfers::default(),
+            arrangements: Arrangements::default(),
+            carriers: Carriers::default(),
             reports: OnceLock::new(),
             list: OnceLock::new(),
             ends_at: OnceLock::new(),
@@ -259,6 +266,11 @@ impl Fabric {
 
     pub(crate) fn post(&self, peer: PeerId, transfer: Transfer) -> Result<(), PostError> {
         self.post_at(self.now(), peer, transfer)
+    }
+
+    /// As [`Fabric::post`], on behalf of another node.
+    pub(crate) fn post_for(&self, peer: PeerId, transfer: Transfer, asker: Asker) -> Result<(), PostError> {
+        self.engine.lock().post_for(self.now(), peer, transfer, asker).map(|_| ())
     }
 
     pub(crate) fn post_at(&self, now: Time, peer: PeerId, transfer: Transfer) -> Result<(), PostError> {

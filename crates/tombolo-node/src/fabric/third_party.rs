@@ -172,6 +172,35 @@ impl ThirdPartyTransfers {
         Ok(true)
     }
 
+    /// Whether a peer may be asked for one more, besides those that wait.
+    pub(crate) fn may_ask(&self, peer: PeerId, waiting: usize) -> bool {
+        let asked = self.state.lock().peers.get(&peer).map_or(0, |with| with.asked.len());
+        asked + waiting < MAX_MADE_EACH
+    }
+
+    /// As [`ThirdPartyTransfers::ask`], of a transfer that has waited: what the link has no room for now goes when it has.
+    pub(crate) fn ask_now_or_later(
+        &self,
+        neighbour: &Neighbour,
+        user: u64,
+        carriage: Carriage,
+    ) -> Result<(), Failure> {
+        let number = neighbour.next_number();
+        let request = Request::Carry(Box::new(carriage));
+        let message = Message::V1(MessageV1::Ask { number, request }).encode();
+        {
+            let mut state = self.state.lock();
+            if neighbour.loss().is_some() {
+                return Err(Failure::Gone);
+            }
+            let with = state.peers.entry(neighbour.id).or_default();
+            with.to_ask.push_back(number);
+            with.asked.insert(number, Asked { user, message });
+        }
+        self.send_to(neighbour);
+        Ok(())
+    }
+
     /// An answer has come: the user number, if it was one to [`ThirdPartyTransfers::ask`].
     pub(crate) fn take_asked(&self, peer: PeerId, number: u32) -> Option<u64> {
         self.state.lock().peers.get_mut(&peer)?.asked.remove(&number).map(|asked| asked.user)

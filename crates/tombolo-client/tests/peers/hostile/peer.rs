@@ -10,9 +10,10 @@ use tombolo_node::Checksum;
 use tombolo_node::fuzzing::{Carriage, Life, Message, MessageV1, NodeIdentity, Reply, Request};
 use tombolo_random::Random;
 use tombolo_wire::{
-    Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain as WireDomain,
-    EarlierBlocks, Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload,
-    ReadAccept, ReadReject, ReadRequest, Refusal, RequestId, Resume, TransactionId,
+    Ack, Acks, Asker, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader,
+    Domain as WireDomain, EarlierBlocks, Generation, Nack, NackCode, Notification, NotificationMark,
+    NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest, Refusal, RequestId, Resume,
+    TransactionId,
 };
 
 use super::LEND_BYTES;
@@ -110,6 +111,7 @@ impl Peer<'_> {
                     offset_bytes: self.random.among(&[0, 0, 256, 512, 15 * 1024]),
                     payload_bytes: bytes,
                     in_reply_to: self.random.one_in(3).then_some(request),
+                    asker: Asker::SENDER,
                     notification: self.random.among(&mark),
                 };
                 Packet::Data(header, Payload::Intact(&payload))
@@ -123,6 +125,7 @@ impl Peer<'_> {
                     block_address: self.address(),
                     block_bytes: bytes,
                     in_reply_to: self.random.one_in(3).then_some(request),
+                    asker: Asker::SENDER,
                     notification: self.words(),
                 };
                 match self.random.one_in(2) {

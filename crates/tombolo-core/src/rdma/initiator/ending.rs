@@ -160,6 +160,7 @@ impl Initiator {
             offset_bytes: 0,
             payload_bytes: 0,
             in_reply_to: None,
+            asker: transfer.asker,
             notification: NotificationMark::None,
         };
         let peer = transaction.peer;

@@ -245,6 +245,7 @@ impl Initiator {
             generation: transaction.generation,
             attempt: transaction.attempt,
             in_reply_to: transfer.served,
+            asker: transfer.asker,
             user: transfer.spec.user,
             notification,
             session: self.peers[transaction.peer.index()].as_ref().map_or(0, |peer| peer.session),
@@ -326,6 +327,7 @@ impl Initiator {
             offset_bytes: 0,
             payload_bytes: 0,
             in_reply_to: transfer.served,
+            asker: transfer.asker,
             notification: match has_notification {
                 true => NotificationMark::Elsewhere,
                 false => NotificationMark::None,
@@ -359,6 +361,7 @@ impl Initiator {
             block_address: transfer.spec.destination_address + offset_bytes,
             block_bytes: transaction.length_bytes,
             in_reply_to: transfer.served,
+            asker: transfer.asker,
             notification: transfer.spec.notification.unwrap_or_default(),
         }
     }

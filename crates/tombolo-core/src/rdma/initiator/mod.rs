@@ -37,7 +37,7 @@ use super::time::{AttendedClock, Time};
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
 use tables::{Place, Queue, SendPeer, Transactions, Transfers};
-use tombolo_wire::{ATOMIC_BYTES, READ_SPAN, RequestId};
+use tombolo_wire::{ATOMIC_BYTES, Asker, READ_SPAN, RequestId};
 
 /// The send side of an engine.
 #[derive(Debug)]
@@ -191,7 +191,13 @@ impl Initiator {
         }
     }
 
-    pub(crate) fn post(&mut self, now: Time, peer: PeerId, spec: Transfer) -> Result<TransferId, PostError> {
+    pub(crate) fn post(
+        &mut self,
+        now: Time,
+        peer: PeerId,
+        spec: Transfer,
+        asker: Asker,
+    ) -> Result<TransferId, PostError> {
         if !self.knows(peer) {
             return Err(PostError::UnknownPeer(peer));
         }
@@ -214,6 +220,7 @@ impl Initiator {
             return Err(PostError::Full);
         }
         let index = self.open_transfer(peer, spec, None).ok_or(PostError::Full)?;
+        self.transfers.entries[index as usize].asker = asker;
         self.counters.transfers_posted += 1;
         if self.transfers.entries[index as usize].class(&self.config) == Class::High {
             self.small_until = now.after_ns(self.config.small_transfer_memory_ns);

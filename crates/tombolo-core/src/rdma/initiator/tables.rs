@@ -9,7 +9,7 @@ use crate::rdma::time::Time;
 use crate::rdma::transaction::State;
 use crate::rdma::transfer::{Class, PeerId, Transfer, TransferError, TransferId};
 use std::collections::VecDeque;
-use tombolo_wire::{Attempt, Generation, READ_WINDOW, Refusal, RequestId};
+use tombolo_wire::{Asker, Attempt, Generation, READ_WINDOW, Refusal, RequestId};
 
 /// The list a transfer is in. It is in one at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub(super) struct TransferState {
     pub spec: Transfer,
     /// The peer's read that this write answers.
     pub served: Option<RequestId>,
+    /// On whose behalf it writes.
+    pub asker: Asker,
     pub queue: Queue,
     pub status: Result<(), TransferError>,
     // Writes.
@@ -97,6 +99,7 @@ impl TransferState {
                 user: 0,
             },
             served: None,
+            asker: Asker::SENDER,
             queue: Queue::None,
             status: Ok(()),
             cursor_bytes: 0,

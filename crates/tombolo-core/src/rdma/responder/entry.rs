@@ -3,7 +3,7 @@
 use crate::rdma::initiator::ReadGrant;
 use crate::rdma::transfer::PathId;
 use tombolo_wire::{
-    Attempt, Domain, EarlierBlocks, GRANULE_BYTES, Generation, Notification, Refusal, RequestId,
+    Asker, Attempt, Domain, EarlierBlocks, GRANULE_BYTES, Generation, Notification, Refusal, RequestId,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,7 @@ pub(super) struct Entry {
     pub address: u64,
     pub length_bytes: u32,
     pub request: Option<RequestId>,
+    pub asker: Asker,
     /// The read of this node that the block answers.
     pub own: Option<ReadGrant>,
     pub expects_notification: bool,
@@ -68,6 +69,7 @@ impl Entry {
             address: 0,
             length_bytes: 0,
             request: None,
+            asker: Asker::SENDER,
             own: None,
             expects_notification: false,
             notification: None,

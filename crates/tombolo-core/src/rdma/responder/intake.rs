@@ -6,8 +6,8 @@ use crate::rdma::action::{DropReason, Operation, Placement, Verdict};
 use crate::rdma::initiator::ReadGrant;
 use crate::rdma::transfer::{PathId, PeerId};
 use tombolo_wire::{
-    ATOMIC_BYTES, Atomic, Attempt, DataHeader, Domain, EarlierBlocks, Generation, NackCode, NotificationMark,
-    NotifyHeader, RequestId, TransactionId,
+    ATOMIC_BYTES, Asker, Atomic, Attempt, DataHeader, Domain, EarlierBlocks, Generation, NackCode,
+    NotificationMark, NotifyHeader, RequestId, TransactionId,
 };
 
 /// What identifies the block a packet belongs to.
@@ -21,6 +21,7 @@ struct BlockName {
     address: u64,
     length_bytes: u32,
     request: Option<RequestId>,
+    asker: Asker,
     expects_notification: bool,
 }
 
@@ -43,6 +44,7 @@ impl Responder {
             address: header.block_address,
             length_bytes: header.block_bytes,
             request: header.in_reply_to,
+            asker: header.asker,
             expects_notification: header.notification != NotificationMark::None,
         };
         let words = match header.notification {
@@ -91,6 +93,7 @@ impl Responder {
             address: name.address + u64::from(header.offset_bytes),
             length_bytes: header.payload_bytes,
             peer: id,
+            asker: name.asker,
             read: grant.map(|grant| grant.transfer),
             user: grant.map_or(0, |grant| grant.user),
             block: (name.address, name.length_bytes),
@@ -114,6 +117,7 @@ impl Responder {
             address: atomic.address,
             length_bytes: ATOMIC_BYTES,
             request: None,
+            asker: Asker::SENDER,
             expects_notification: false,
         };
         if let Err(reason) = self.enter(id, &name, true, |_| Err(NackCode::NoContext)) {
@@ -135,6 +139,7 @@ impl Responder {
             address: name.address,
             length_bytes: name.length_bytes,
             peer: id,
+            asker: name.asker,
             read: None,
             user: 0,
             block: (name.address, name.length_bytes),
@@ -164,6 +169,7 @@ impl Responder {
             address: header.block_address,
             length_bytes: header.block_bytes,
             request: header.in_reply_to,
+            asker: header.asker,
             expects_notification: true,
         };
         if let Err(reason) = self.enter(id, &name, true, admit) {
@@ -204,6 +210,7 @@ impl Responder {
                 || entry.address != name.address
                 || entry.length_bytes != name.length_bytes
                 || entry.request != name.request
+                || entry.asker != name.asker
                 || entry.expects_notification != name.expects_notification
             {
                 self.counters.bad_packets += 1;
@@ -267,6 +274,7 @@ impl Responder {
             entry.address = name.address;
             entry.length_bytes = name.length_bytes;
             entry.request = name.request;
+            entry.asker = name.asker;
             entry.own = grant;
             entry.expects_notification = name.expects_notification;
             entry.notification = None;

@@ -345,6 +345,7 @@ impl Responder {
             domain: entry.own.map_or(entry.domain, |grant| grant.domain),
             words,
             peer: id,
+            asker: entry.asker,
             read: entry.own.map(|grant| grant.transfer),
             user: entry.own.map_or(0, |grant| grant.user),
             epoch,

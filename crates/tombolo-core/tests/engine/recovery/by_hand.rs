@@ -4,8 +4,8 @@ use tombolo_core::rdma::{
     Action, Block, Config, Direction, DropReason, Engine, Placement, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_wire::{
-    Ack, Attempt, DataHeader, Generation, Nack, NackCode, NotificationMark, Packet, Payload, RequestId,
-    TransactionId,
+    Ack, Asker, Attempt, DataHeader, Generation, Nack, NackCode, NotificationMark, Packet, Payload,
+    RequestId, TransactionId,
 };
 
 use crate::bench::{BASE, DOMAIN, OTHER};
@@ -76,6 +76,7 @@ pub fn data(slot: u16, generation: u32, request: Option<u32>, address: u64) -> D
         offset_bytes: 0,
         payload_bytes: 8,
         in_reply_to: request.map(RequestId),
+        asker: Asker::SENDER,
         notification: NotificationMark::None,
     }
 }

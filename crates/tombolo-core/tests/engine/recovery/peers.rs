@@ -4,7 +4,7 @@ use tombolo_core::rdma::{
     Action, Config, Direction, DropReason, Engine, PathId, PeerId, PostError, Time, TransferError, Verdict,
 };
 use tombolo_wire::{
-    Attempt, DataHeader, Generation, NackCode, NotificationMark, Packet, Payload, TransactionId,
+    Asker, Attempt, DataHeader, Generation, NackCode, NotificationMark, Packet, Payload, TransactionId,
 };
 
 use super::by_hand::{SECOND, ack, data, engine, next_block, receive, status, transfer};
@@ -50,6 +50,7 @@ fn a_peer_that_comes_to_anothers_place_is_not_taken_for_it() {
         generation: Generation(1),
         attempt: Attempt(0),
         in_reply_to: None,
+        asker: Asker::SENDER,
         notification: NotificationMark::None,
         block_address: BASE,
         block_bytes: 256,

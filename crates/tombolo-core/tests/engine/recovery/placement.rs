@@ -2,8 +2,8 @@
 
 use tombolo_core::rdma::{Action, Config, Direction, DropReason, Engine, Time, Transfer, Verdict};
 use tombolo_wire::{
-    Attempt, DataHeader, EarlierBlocks, Generation, NackCode, Notification, NotificationMark, NotifyHeader,
-    Packet, Refusal, TransactionId,
+    Asker, Attempt, DataHeader, EarlierBlocks, Generation, NackCode, Notification, NotificationMark,
+    NotifyHeader, Packet, Refusal, TransactionId,
 };
 
 use super::by_hand::{ack, data, engine, next_block, place, receive, status, transfer};
@@ -193,6 +193,7 @@ fn last_and_notification() -> (DataHeader, Packet<'static>) {
         block_address: last.block_address,
         block_bytes: last.block_bytes,
         in_reply_to: None,
+        asker: Asker::SENDER,
         notification: Notification { address: BASE, first: 1, last: 2 },
     };
     (last, Packet::NotifyAfter(notify, earlier))
