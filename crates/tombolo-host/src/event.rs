@@ -116,6 +116,12 @@ impl Poll {
         epoll::add(&self.descriptor, descriptor, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
     }
 
+    /// As [`Self::add`], but it is named once for all that comes at one time, whether that is read or not.
+    pub fn add_edges(&self, descriptor: BorrowedFd<'_>, key: u64) -> Result<(), Errno> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&self.descriptor, descriptor, epoll::EventData::new_u64(key), flags)
+    }
+
     /// Removes a descriptor.
     pub fn remove(&self, descriptor: BorrowedFd<'_>) {
         // If it was not there, nothing is left to do.

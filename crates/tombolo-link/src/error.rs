@@ -39,8 +39,11 @@ pub enum LossReason {
     #[error("the node was started again")]
     Restarted,
     /// This node has as many links as it can count.
-    #[error("this node has too many links")]
+    #[error("this node takes no more links")]
     TooManyLinks,
+    /// The peer takes no more links of this node's key or address.
+    #[error("the node has as many links of this key or address as it takes")]
+    OneTooMany,
     /// The peer broke the rules of the ring.
     #[error(transparent)]
     Ring(#[from] RingError),
@@ -61,7 +64,7 @@ impl LossReason {
     /// Whether the peer ended the link: what it sent before still counts.
     pub fn is_of_peer(&self) -> bool {
         match self {
-            Self::ClosedByPeer | Self::PeerGone | Self::Refused | Self::KeyRevoked => true,
+            Self::ClosedByPeer | Self::PeerGone | Self::Refused | Self::KeyRevoked | Self::OneTooMany => true,
             Self::Silent(_)
             | Self::KeyRemoved
             | Self::Superseded

@@ -260,6 +260,11 @@ pub trait Link: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The user that this process was when it connected, as the kernel says, where known.
+    fn peer_user(&self) -> Option<u32> {
+        None
+    }
+
     /// A pidfd of that process, where it is known which it is, whatever has become of it.
     fn peer_process(&self) -> Option<Arc<OwnedFd>> {
         None

@@ -133,6 +133,7 @@ pub struct ShmLink {
     heard: AtomicBool,
     suspect: AtomicBool,
     peer_process_id: Option<u32>,
+    peer_user: u32,
     peer_process: Option<Arc<OwnedFd>>,
     /// When it began.
     peer_began: Option<u64>,
@@ -170,7 +171,8 @@ impl ShmLink {
         };
         let producer = Producer::new(Arc::clone(&memory), ours, ring_bytes)?;
         let consumer = Consumer::new(memory, theirs, ring_bytes)?;
-        let peer_process_id = socket.peer()?.process_id;
+        let peer = socket.peer()?;
+        let peer_process_id = peer.process_id;
         let peer_process =
             process::peer_pidfd(socket.as_fd(), peer_process_id.unwrap_or(0)).ok().map(Arc::new);
         // If the peer is still there afterwards, the number was not given to another process meanwhile.
@@ -192,6 +194,7 @@ impl ShmLink {
             heard: AtomicBool::new(false),
             suspect: AtomicBool::new(false),
             peer_process_id,
+            peer_user: peer.user_id,
             peer_process,
             peer_began,
             counters: Counters::default(),
@@ -502,6 +505,10 @@ impl Link for ShmLink {
 
     fn peer_process_identity(&self) -> Option<(u32, u64)> {
         self.peer_process_id.zip(self.peer_began)
+    }
+
+    fn peer_user(&self) -> Option<u32> {
+        Some(self.peer_user)
     }
 
     fn peer_process(&self) -> Option<Arc<OwnedFd>> {

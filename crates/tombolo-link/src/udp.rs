@@ -67,6 +67,7 @@ mod replay;
 mod responder;
 mod seal;
 mod sending;
+mod spare;
 mod wire;
 
 use batch::{IncomingBatch, OutgoingBatch};
@@ -514,7 +515,11 @@ impl Link for UdpLink {
         if self.lost.set(reason).is_err() {
             return;
         }
-        let why: &[u8] = if reason == LossReason::KeyRemoved { &[wire::BYE_KEY_REMOVED] } else { &[] };
+        let why: &[u8] = match reason {
+            LossReason::KeyRemoved => &[wire::BYE_KEY_REMOVED],
+            LossReason::TooManyLinks => &[wire::BYE_TOO_MANY],
+            _ => &[],
+        };
         // If all goodbyes are lost, the peer notices the silence after the outage.
         for _ in 0..BYES {
             self.send_datagram(Header::new(Kind::Bye, self.session), &[why]);

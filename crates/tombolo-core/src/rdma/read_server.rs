@@ -77,11 +77,14 @@ pub struct Start {
 pub struct ReadServer {
     config: Config,
     counters: Counters,
-    peers: Vec<Option<Box<ServedPeer>>>,
+    /// `None`: not a peer. A peer has tables from its first request on.
+    peers: Vec<Option<Tables>>,
     /// Short answers to be sent. When it is full an answer is dropped, and the
     /// requester's timer brings the question again.
     replies: VecDeque<Reply>,
 }
+
+type Tables = Option<Box<ServedPeer>>;
 
 const REPLIES: usize = 1024;
 
@@ -102,19 +105,8 @@ impl ReadServer {
         if self.peers.len() <= id.index() {
             self.peers.resize_with(id.index() + 1, || None);
         }
-        let pending = self.config.pending_reads as usize;
         self.replies.retain(|(peer, ..)| *peer != id);
-        self.peers[id.index()] = Some(Box::new(ServedPeer {
-            window: vec![(RequestId(0), Known::Never); READ_WINDOW as usize].into(),
-            watermark: RequestId(0),
-            channels: Vec::with_capacity(16),
-            pending: vec![None; pending].into(),
-            pending_chain: Chain::new(pending),
-            free: (0..pending as u32).rev().collect(),
-            waiting: Shares::default(),
-            busy: Shares::default(),
-            picker: ClassPicker::new(self.config.starvation_blocks),
-        }));
+        self.peers[id.index()] = Some(None);
     }
 
     pub(crate) fn mark_peer_lost(&mut self, id: PeerId) {
@@ -127,8 +119,10 @@ impl ReadServer {
     /// Whether a request would be taken now, to run or to wait (QOS §3.6.3: look for
     /// room before taking a request out of its queue).
     pub(crate) fn has_room(&self, id: PeerId, request: &ReadRequest) -> bool {
-        let Some(Some(peer)) = self.peers.get(id.index()) else {
-            return false;
+        let peer = match self.peers.get(id.index()) {
+            Some(Some(Some(peer))) => peer,
+            Some(Some(None)) => return true,
+            _ => return false,
         };
         let class = self.class_of_request(request);
         peer.may_wait(&self.config, class) || peer.has_channel(&self.config, request.domain, class)
@@ -152,9 +146,9 @@ impl ReadServer {
     /// A request came in by that path. Returns the read to start, if it can start now.
     pub(crate) fn request(&mut self, id: PeerId, path: PathId, request: &ReadRequest) -> Option<Start> {
         let class = self.class_of_request(request);
-        let Some(Some(peer)) = self.peers.get_mut(id.index()) else {
-            return None;
-        };
+        let config = &self.config;
+        let peer = self.peers.get_mut(id.index())?.as_mut()?;
+        let peer = peer.get_or_insert_with(|| Box::new(ServedPeer::new(config)));
         // The watermark only rises; a late packet has an old one.
         if request.watermark.after(peer.watermark).is_some() {
             peer.watermark = request.watermark;
@@ -214,7 +208,7 @@ impl ReadServer {
         failure: Option<Refusal>,
     ) {
         let class = self.class_of(transfer.size_bytes, transfer.class);
-        let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
+        let Some(Some(Some(peer))) = self.peers.get_mut(id.index()) else { return };
         let place = place_of(request);
         if peer.window[place] == (request, Known::Running) {
             peer.window[place].1 = match failure {
@@ -233,7 +227,7 @@ impl ReadServer {
     /// A read of this peer that waited and has a channel now. Call until `None` whenever a
     /// channel became free.
     pub(crate) fn next_start(&mut self, id: PeerId) -> Option<Start> {
-        let peer = self.peers.get_mut(id.index())?.as_mut()?;
+        let peer = self.peers.get_mut(id.index())?.as_mut()?.as_mut()?;
         while peer.waiting.total() > 0 {
             let mut may_start = [false; Class::COUNT];
             for class in Class::ALL {
@@ -274,19 +268,36 @@ impl ReadServer {
         let Some(peer) = self.peers[id.index()].as_mut() else {
             return;
         };
+        let config = &self.config;
+        let peer = peer.get_or_insert_with(|| Box::new(ServedPeer::new(config)));
         peer.watermark = RequestId(u32::MAX - 5);
     }
 
     /// Whether no read is being served or waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.replies.is_empty()
-            && self.peers.iter().flatten().all(|peer| {
+            && self.peers.iter().flatten().flatten().all(|peer| {
                 peer.busy.total() == 0 && peer.channels.is_empty() && peer.free.len() == peer.pending.len()
             })
     }
 }
 
 impl ServedPeer {
+    fn new(config: &Config) -> Self {
+        let pending = config.pending_reads as usize;
+        Self {
+            window: vec![(RequestId(0), Known::Never); READ_WINDOW as usize].into(),
+            watermark: RequestId(0),
+            channels: Vec::with_capacity(16),
+            pending: vec![None; pending].into(),
+            pending_chain: Chain::new(pending),
+            free: (0..pending as u32).rev().collect(),
+            waiting: Shares::default(),
+            busy: Shares::default(),
+            picker: ClassPicker::new(config.starvation_blocks),
+        }
+    }
+
     /// The entry of a domain, made if there is none. There are as many entries
     /// as domains with reads open, few enough to look through.
     fn channels_of(&mut self, domain: Domain) -> usize {

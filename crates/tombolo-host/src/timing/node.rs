@@ -5,6 +5,13 @@ use std::time::Duration;
 /// How long a thread that drives links polls after the last packet before it sleeps. Longer than the round trip of
 /// a small transfer over loopback, so that the next packet of an exchange is met awake; far below a time slice.
 pub const POLL: Duration = Duration::from_micros(60);
+/// How long nothing may have come by one link before the loop leaves it alone while others are busy. Several time slices, so that a
+/// peer which is slow because it shares a processor is still met awake; a link by which nothing comes but signs of life, three a
+/// second, is looked at for less than a hundredth of the time.
+pub const QUIET: Duration = Duration::from_millis(2);
+/// Links that are left alone have their timers looked at together, if these are further away than twice this: a wake for each of a
+/// thousand links would cost more than what it is for. Signs of life go that much later at most.
+pub const QUIET_TIMERS: Duration = Duration::from_millis(16);
 /// Rounds of a polling thread between two looks at the clock and the timers. Timers count milliseconds, and an
 /// idle round takes about a microsecond, so a look every 16 rounds makes no timer noticeably late. A bound, not a
 /// measurement.

@@ -194,6 +194,10 @@ impl<A: Alteration> Link for Altered<A> {
         self.link.peer_process_identity()
     }
 
+    fn peer_user(&self) -> Option<u32> {
+        self.link.peer_user()
+    }
+
     fn peer_key(&self) -> Option<PublicKey> {
         self.alteration.peer_key(&*self.link)
     }

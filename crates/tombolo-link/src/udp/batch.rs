@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::thread::LocalKey;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -11,7 +12,23 @@ use tombolo_host::shared::{HeldSpan, SharedSpan};
 use tombolo_host::udp::{MAX_BATCH_BYTES, MAX_SEGMENTS, RECEIVE_BUFFER_BYTES, UdpSocket};
 
 use super::seal::{COUNTER_BYTES, Sealer, TAG_BYTES};
+use super::spare::Spare;
 use super::wire::{self, HEADER_BYTES, Header};
+
+thread_local! {
+    static OUTGOING: Spare = const { Spare::new() };
+    static INCOMING: Spare = const { Spare::new() };
+}
+
+/// A buffer, of this thread's if it has one. At the end of a thread its own are gone.
+fn taken(spare: &'static LocalKey<Spare>, bytes: usize) -> Box<[u8]> {
+    spare.try_with(|spare| spare.take(bytes)).unwrap_or_else(|_| vec![0; bytes].into_boxed_slice())
+}
+
+fn given_back(spare: &'static LocalKey<Spare>, buffer: &mut Box<[u8]>) {
+    let buffer = std::mem::take(buffer);
+    let _ = spare.try_with(|spare| spare.give(buffer));
+}
 
 /// A segment may be padded by at most its length divided by this.
 const PADDING_SHARE: usize = 4;
@@ -24,6 +41,7 @@ const PADDING_SHARE: usize = 4;
 /// lies until they are sent; its place among the others is kept free.
 #[derive(Debug)]
 pub(super) struct OutgoingBatch {
+    /// Empty while nothing waits.
     storage: Box<[u8]>,
     length: usize,
     /// Payloads that are held elsewhere, each with its place in the batch.
@@ -58,7 +76,7 @@ impl OutgoingBatch {
         let mut head = header.encode().to_vec();
         head.resize(HEADER_BYTES + counter_bytes, 0);
         Self {
-            storage: vec![0; MAX_BATCH_BYTES].into_boxed_slice(),
+            storage: Box::default(),
             length: 0,
             elsewhere: Vec::new(),
             head,
@@ -135,8 +153,11 @@ impl OutgoingBatch {
     fn make_room(&mut self, packet_bytes: usize) -> Option<usize> {
         let room = self.room(packet_bytes)?;
         let most_bytes = self.head.len() + wire::LENGTH_BYTES + packet_bytes + self.tag_bytes;
-        if self.datagrams == 0 && most_bytes > self.storage.len() {
+        if self.datagrams == 0 && most_bytes > MAX_BATCH_BYTES {
             return None;
+        }
+        if self.storage.is_empty() {
+            self.storage = taken(&OUTGOING, MAX_BATCH_BYTES);
         }
         if room == Room::Next {
             if self.datagrams > 0 {
@@ -271,6 +292,7 @@ impl OutgoingBatch {
 
     fn clear(&mut self) {
         self.elsewhere.clear();
+        given_back(&OUTGOING, &mut self.storage);
         (self.length, self.tail, self.datagrams, self.closed) = (0, 0, 0, false);
     }
 }
@@ -278,6 +300,7 @@ impl OutgoingBatch {
 /// What one call received, handed out datagram by datagram.
 #[derive(Debug)]
 pub(super) struct IncomingBatch {
+    /// Empty while the socket is known to have nothing.
     buffer: Box<[u8]>,
     filled_bytes: usize,
     segment_bytes: usize,
@@ -292,7 +315,7 @@ pub(super) struct IncomingBatch {
 
 impl IncomingBatch {
     pub(super) fn new() -> Self {
-        let buffer = vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice();
+        let buffer = Box::default();
         Self { buffer, filled_bytes: 0, segment_bytes: 0, next: 0, within: 0, understood: None, sender: None }
     }
 
@@ -304,6 +327,9 @@ impl IncomingBatch {
     /// Where the next datagram lies, asking the socket when none are left; None when there is none.
     pub(super) fn peek(&mut self, socket: &UdpSocket) -> Result<Option<Range<usize>>, Errno> {
         if !self.has_more() {
+            if self.buffer.is_empty() {
+                self.buffer = taken(&INCOMING, RECEIVE_BUFFER_BYTES);
+            }
             match socket.receive_from(&mut self.buffer) {
                 Ok((batch, sender)) => {
                     self.next = 0;
@@ -311,8 +337,11 @@ impl IncomingBatch {
                     self.filled_bytes = batch.length_bytes;
                     self.segment_bytes = batch.segment_bytes.max(1);
                 }
-                Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-                Err(errno) => return Err(errno),
+                Err(errno) => {
+                    self.filled_bytes = 0;
+                    given_back(&INCOMING, &mut self.buffer);
+                    return if matches!(errno, Errno::AGAIN | Errno::INTR) { Ok(None) } else { Err(errno) };
+                }
             }
         }
         let end = (self.next + self.segment_bytes).min(self.filled_bytes);
@@ -402,6 +431,7 @@ mod tests {
         batch.copy_held_payloads();
         assert_eq!(scattered, batch.storage[..batch.length]);
         let mut incoming = IncomingBatch::new();
+        incoming.buffer = vec![0; RECEIVE_BUFFER_BYTES].into();
         incoming.buffer[..batch.length].copy_from_slice(&batch.storage[..batch.length]);
         (incoming.filled_bytes, incoming.segment_bytes) = (batch.length, batch.stride_bytes());
         let (mut packets, mut datagrams) = (Vec::new(), 0);
@@ -506,6 +536,7 @@ mod tests {
     fn malformed_rest_of_a_datagram_is_stepped_over() {
         for body in [[].as_slice(), &[1], &[0, 0, 5], &[9, 0, 1, 2], &[0xFF, 0xFF]] {
             let mut incoming = IncomingBatch::new();
+            incoming.buffer = vec![0; RECEIVE_BUFFER_BYTES].into();
             incoming.buffer[HEADER_BYTES..HEADER_BYTES + body.len()].copy_from_slice(body);
             let range = 0..HEADER_BYTES + body.len();
             incoming.filled_bytes = range.end;

@@ -81,6 +81,7 @@ impl UdpLink {
                 // An unknown reason is one of a later version.
                 self.mark_lost(match body {
                     [wire::BYE_KEY_REMOVED] => LossReason::KeyRevoked,
+                    [wire::BYE_TOO_MANY] => LossReason::OneTooMany,
                     _ => LossReason::ClosedByPeer,
                 });
             }

@@ -48,6 +48,9 @@ pub(super) const FLAG_UNHEARD: u8 = 4;
 /// The reason of a goodbye: the peer's key is no longer on its sender's list.
 pub(super) const BYE_KEY_REMOVED: u8 = 1;
 
+/// The reason of a goodbye: its sender has as many links of the peer's key or address as it takes.
+pub(super) const BYE_TOO_MANY: u8 = 2;
+
 /// What a datagram is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

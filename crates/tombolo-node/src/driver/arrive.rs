@@ -56,6 +56,8 @@ impl Node {
         let budget =
             if connection.is_streaming.load(Ordering::Relaxed) { connection.receive_budget } else { 1 };
         let count = self.take(connection, budget, flush);
+        // After what may have taken its readiness back.
+        self.fabric.stirred.stir(connection);
         if let LinkState::Lost(reason) = connection.link.state() {
             self.take_last(connection, reason);
             self.link_lost(connection, reason);

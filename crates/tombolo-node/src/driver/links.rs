@@ -39,6 +39,13 @@ impl LinkDriver for Node {
     }
 }
 
+/// When to look at the timers of a quiet link: as many links as can be have theirs looked at together.
+fn quiet_timers_at_ns(now_ns: u64, wait: Duration) -> u64 {
+    let (wait_ns, grid_ns) = (wait.as_nanos() as u64, timing::QUIET_TIMERS.as_nanos() as u64);
+    let at_ns = now_ns + wait_ns;
+    if wait_ns > 2 * grid_ns { at_ns.next_multiple_of(grid_ns) } else { at_ns }
+}
+
 impl Node {
     /// Runs the timers that are due. Returns how long until the next, if any.
     pub fn expire(&self) -> Option<Duration> {
@@ -58,10 +65,25 @@ impl Node {
     /// Runs the timers of the links; returns when to come back.
     pub fn tick(&self) -> Option<Instant> {
         let now = Instant::now();
+        let now_ns = self.now().0;
         let mut next: Option<Instant> = None;
+        let mut soon = |time: Instant| next = Some(next.map_or(time, |next| next.min(time)));
         for connection in self.peers() {
-            if let Some(time) = connection.link.tick(now) {
-                next = Some(next.map_or(time, |next| next.min(time)));
+            let is_quiet = connection.is_quiet.load(Ordering::Relaxed);
+            let at_ns = connection.tick_at_ns.load(Ordering::Relaxed);
+            if is_quiet && at_ns > now_ns {
+                soon(now + Duration::from_nanos(at_ns - now_ns));
+                continue;
+            }
+            let time = connection.link.tick(now);
+            let latest = now + timing::MAX_SLEEP;
+            let wait = time.unwrap_or(latest).min(latest).saturating_duration_since(now);
+            let at_ns = quiet_timers_at_ns(now_ns, wait);
+            connection.tick_at_ns.store(at_ns, Ordering::Relaxed);
+            if is_quiet {
+                soon(now + Duration::from_nanos(at_ns - now_ns));
+            } else if let Some(time) = time {
+                soon(time);
             }
             if let LinkState::Lost(reason) = connection.link.state() {
                 // A lost connection stays in the list until it is forgotten; from then on nothing of it is taken.

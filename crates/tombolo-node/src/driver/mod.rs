@@ -16,6 +16,8 @@ pub(crate) mod own_moves;
 pub(crate) mod path_maintainer;
 pub(crate) mod pump;
 pub(crate) mod questions;
+pub(crate) mod quiet;
 pub(crate) mod serve;
+mod shares;
 pub(crate) mod status;
 pub(crate) mod third_party;

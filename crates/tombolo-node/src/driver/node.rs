@@ -24,6 +24,7 @@ use crate::fabric::joining::{self, Paths};
 use crate::fabric::life::Life;
 use crate::fabric::link_driver::JoinError;
 use crate::fabric::messages::Borrower;
+use crate::fabric::stirred::Stirred;
 use crate::fabric::table::Fabric;
 use crate::lending::Lending;
 use crate::lending::ledger::LendError;
@@ -167,7 +168,9 @@ impl Node {
     ) -> Result<Self, LendError> {
         let buffers = allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
         let life = Life::new()?;
-        let fabric = Fabric::new(name, life, Engine::new(configuration(&limits)), LOOPBACK_BLOCK_BYTES);
+        let engine = Engine::new(configuration(&limits));
+        let stirred = Stirred::new().map_err(|error| LendError::System(error.to_string()))?;
+        let fabric = Fabric::new(name, life, engine, LOOPBACK_BLOCK_BYTES, stirred);
         let pools = Pools::new();
         Ok(Self {
             lending: Lending::new(lend_bytes, pools.clone(), fabric.answered.clone()),

@@ -218,7 +218,9 @@ impl Node {
             .iter()
             .position(|connection| connection.place() == place && connection.has_link())
             .or_else(|| {
-                touched.push(self.fabric.connection(place.0)?.by(place.1)?);
+                let connection = self.fabric.connection(place.0)?.by(place.1)?;
+                self.fabric.stirred.stir(&connection);
+                touched.push(connection);
                 Some(touched.len() - 1)
             });
         touched.get(known?)
@@ -227,6 +229,7 @@ impl Node {
     fn acknowledge(&self, connection: &Connection, ack: Ack) {
         let mut waiting = connection.waiting_acks.lock();
         waiting.push(ack);
+        self.fabric.stirred.stir(connection);
         if waiting.len() >= MAX_WAITING_ACKS {
             drop(waiting);
             self.send_acks(connection);
@@ -276,6 +279,7 @@ impl Node {
         }
         drop(unsent);
         connection.is_full.store(true, Ordering::Release);
+        self.fabric.stirred.stir(connection);
     }
 
     /// A transfer is over. False: it was neither a program's nor a peer's.
@@ -302,6 +306,7 @@ impl Node {
             while let Some(packet) = unsent.front() {
                 if Self::send(connection, &mut |link| link.send(packet, SharedSpan::empty())) == Sent::Full {
                     connection.is_full.store(true, Ordering::Release);
+                    self.fabric.stirred.stir(connection);
                     return;
                 }
                 unsent.pop_front();

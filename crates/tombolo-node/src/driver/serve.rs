@@ -11,9 +11,10 @@ use tombolo_host::event;
 use tombolo_host::timing::node as timing;
 use tombolo_host::timing::node::TIMER_CHECK_ROUNDS;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_link::{AcceptError, Listener};
+use tombolo_link::{AcceptError, Listener, LossReason};
 
 use crate::driver::node::Node;
+use crate::driver::quiet::Watch;
 use crate::fabric::connection::Connection;
 use crate::fabric::label::PeerLabel;
 use crate::programs::callers;
@@ -102,30 +103,38 @@ pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &A
 /// Serves until `stop` says so. `told` hears of connections that come and go.
 pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told: &dyn Fn(PeerEvent)) {
     // Those that this node has connected to by itself are among them.
-    let (mut connections, mut arrivals): (Vec<Arc<Connection>>, u32) = (Vec::new(), 0);
+    let others = [listener.descriptor(), node.programs.descriptor()];
+    let mut watch = match Watch::new(node, &others) {
+        Ok(watch) => watch,
+        Err(error) => {
+            tracing::error!("links cannot be watched: {error}");
+            return;
+        }
+    };
+    let mut changes = (0, 0);
     let mut last_packet = Instant::now();
     let (mut next_tick, mut next_accept) = (Instant::now(), Instant::now());
     let (mut round, mut polling, mut busy, mut driven) = (0, false, 0, 0);
     // Accesses that are not answered, and for how many rounds there have been as many.
     let (mut accesses, mut same_rounds) = (0, 0_u32);
     while !stop.load(Ordering::Relaxed) {
-        let arrivals_now = node.fabric.arrivals.load(Ordering::Acquire);
-        if std::mem::replace(&mut arrivals, arrivals_now) != arrivals_now {
-            connections = node.peers();
+        let fabric = &node.fabric;
+        let changes_now =
+            (fabric.arrivals.load(Ordering::Acquire), fabric.departures.load(Ordering::Acquire));
+        if std::mem::replace(&mut changes, changes_now) != changes_now {
+            watch.update(node.peers(), Instant::now());
+            retire(node, &mut watch, told);
         }
         let driven_now = node.driven.load(Ordering::Relaxed);
         if std::mem::replace(&mut driven, driven_now) != driven_now {
             if has_pending_connection(listener) {
-                accept(node, listener, told);
+                accept(node, listener, &mut watch, told);
             }
-            retire(node, &mut connections, told);
             std::thread::sleep(timing::STAND_BY_PAUSE);
             continue;
         }
         let mut found = node.serve_doorbells() + node.take_accesses() + usize::from(node.finish());
-        for connection in &connections {
-            found += node.drive(connection);
-        }
+        found += watch.drive(node);
         busy += found;
         round = (round + 1) % TIMER_CHECK_ROUNDS;
         // While packets may come at any moment, everything else waits for a few rounds.
@@ -144,7 +153,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         let now = Instant::now();
         if now >= next_accept {
             if now >= next_tick || has_pending_connection(listener) {
-                busy += accept(node, listener, told);
+                busy += accept(node, listener, &mut watch, told);
             }
             next_accept = now + timing::ACCEPT_PAUSE;
         }
@@ -154,7 +163,10 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             node.programs.leave_out_quiet();
             next_tick = node.tick().unwrap_or(now + timing::MAX_SLEEP).min(now + timing::MAX_SLEEP);
         }
-        retire(node, &mut connections, told);
+        watch.rest(node, now, false);
+        if watch.has_quiet() {
+            watch.look(node, Duration::ZERO);
+        }
         polling = true;
         if std::mem::take(&mut busy) > 0 {
             last_packet = now;
@@ -163,8 +175,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         if now.duration_since(last_packet) < timing::POLL {
             continue;
         }
-        if connections.iter().any(|connection| connection.has_link() && node.arm(connection).unwrap_or(true))
-        {
+        if !watch.rest(node, now, true) {
             last_packet = now;
             continue;
         }
@@ -175,24 +186,15 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             continue;
         }
         sleep = sleep.min(next_tick.saturating_duration_since(now));
-        let mut descriptors = Vec::with_capacity(connections.len() + 1);
-        descriptors.push(listener.descriptor());
-        descriptors.push(node.programs.descriptor());
-        descriptors.extend(
-            connections
-                .iter()
-                .filter(|connection| connection.has_link())
-                .map(|connection| connection.link.descriptor()),
-        );
-        let _ = event::wait_readable(&descriptors, Some(sleep));
+        watch.look(node, sleep);
         node.programs.wake_up();
         next_accept = now;
     }
 }
 
 /// Forgets the connections that are gone.
-fn retire(node: &Node, connections: &mut Vec<Arc<Connection>>, told: &dyn Fn(PeerEvent)) {
-    connections.retain(|connection| {
+fn retire(node: &Node, watch: &mut Watch, told: &dyn Fn(PeerEvent)) {
+    watch.retain(|connection| {
         let Some(reason) = connection.loss() else { return true };
         let back = node.forget(connection);
         // What looks after neighbours tells of them, and of dials.
@@ -213,13 +215,26 @@ fn has_pending_connection(listener: &dyn Listener) -> bool {
 }
 
 /// Takes links that are there; returns how many.
-fn accept(node: &Node, listener: &dyn Listener, told: &dyn Fn(PeerEvent)) -> usize {
+fn accept(node: &Node, listener: &dyn Listener, watch: &mut Watch, told: &dyn Fn(PeerEvent)) -> usize {
     let mut count = 0;
     // Those that are left keep the listener readable.
     while count < MAX_ACCEPTED {
         match listener.accept() {
             Ok(Some(link)) => {
-                told(PeerEvent::Came(node.add_peer(link).label()));
+                match watch.shares.admit(&*link) {
+                    Ok(()) => {
+                        let connection = node.add_peer(link);
+                        told(PeerEvent::Came(connection.label()));
+                        watch.update(vec![connection], Instant::now());
+                    }
+                    Err(refused) => {
+                        // Who asks again and again does not fill the log.
+                        if watch.is_news(Instant::now()) {
+                            told(PeerEvent::Refused(refused.to_string()));
+                        }
+                        link.close(LossReason::TooManyLinks);
+                    }
+                }
                 count += 1;
             }
             Ok(None) => break,
@@ -241,7 +256,6 @@ fn accept(node: &Node, listener: &dyn Listener, told: &dyn Fn(PeerEvent)) -> usi
 mod tests {
     use std::cell::RefCell;
 
-    use tombolo_link::LossReason;
     use tombolo_link::testing::memory_pair;
 
     use super::*;
@@ -259,12 +273,13 @@ mod tests {
         let segment = Segment::new(memory, room, node.lending.reclaimer(Owner::Peer(peer.id)));
         node.lending.ledger.lock().enter(peer.id, segment).unwrap();
         peer.neighbour().is_wanted.store(true, Ordering::Relaxed);
-        let mut served = node.peers();
+        let mut watch = Watch::new(&node, &[]).unwrap();
+        watch.update(node.peers(), Instant::now());
         // As the neighbourhood closes one of two links to a neighbour.
         node.link_lost(&peer, LossReason::Restarted);
         assert_eq!(node.forget(&peer), 4096);
         let told = RefCell::new(Vec::new());
-        retire(&node, &mut served, &|event| told.borrow_mut().push(event));
+        retire(&node, &mut watch, &|event| told.borrow_mut().push(event));
         let told = told.into_inner();
         assert!(matches!(told[..], [PeerEvent::Gone(_, _, 4096)]), "{told:?}");
     }

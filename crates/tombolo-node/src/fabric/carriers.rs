@@ -11,6 +11,7 @@
 //! the number, it could name another's. A number is not given again until all others of its carrier have been: what is late
 //! of an asker that is gone is refused.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
@@ -54,8 +55,8 @@ impl Numbers {
             // 0 is the carrier itself.
             self.last = self.last.checked_add(1).unwrap_or(1);
             let number = Asker(self.last);
-            if !self.askers.contains_key(&number) {
-                self.askers.insert(number, asker);
+            if let Entry::Vacant(free) = self.askers.entry(number) {
+                free.insert(asker);
                 self.given.insert(asker, number);
                 return Some(number);
             }

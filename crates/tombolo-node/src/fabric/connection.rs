@@ -4,7 +4,7 @@
 //! that has one already becomes a further path of that ([`super::paths`]).
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -41,6 +41,12 @@ pub struct Connection {
     pub(crate) is_full: AtomicBool,
     /// Short packets that the link did not take, in the order in which they go.
     pub(crate) unsent: Mutex<VecDeque<Vec<u8>>>,
+    /// The engine's loop does not look at it until it is stirred.
+    pub(crate) is_quiet: AtomicBool,
+    /// The loop is told what comes by it.
+    pub(crate) is_watched: AtomicBool,
+    /// When its timers are due, while it is quiet, on the engine's clock.
+    pub(crate) tick_at_ns: AtomicU64,
     /// The link is suspect: the engine does without it until something is heard again.
     pub(crate) is_paused: AtomicBool,
     silence: Mutex<Silence>,
@@ -72,6 +78,9 @@ impl Connection {
             waiting_acks: Mutex::default(),
             is_full: AtomicBool::new(false),
             unsent: Mutex::default(),
+            is_quiet: AtomicBool::new(false),
+            is_watched: AtomicBool::new(false),
+            tick_at_ns: AtomicU64::new(0),
             is_paused: AtomicBool::new(false),
             silence: Mutex::default(),
             lost: OnceLock::new(),

@@ -22,5 +22,6 @@ pub(crate) mod neighbourhood;
 pub(crate) mod numbers;
 pub(crate) mod paths;
 pub(crate) mod silence;
+pub(crate) mod stirred;
 pub(crate) mod table;
 pub(crate) mod third_party;

@@ -173,12 +173,17 @@ impl Fabric {
             }
             is_last
         };
+        // After the loss can be seen.
+        let left = || self.departures.fetch_add(1, Ordering::Release);
         if !is_last {
+            left();
             self.arrangements.ask_again(&neighbour);
             self.third_party.ask_again(&neighbour);
             return Left::Path;
         }
-        if neighbour.set_lost(reason) { Left::Neighbour(neighbour) } else { Left::Nothing }
+        let is_news = neighbour.set_lost(reason);
+        left();
+        if is_news { Left::Neighbour(neighbour) } else { Left::Nothing }
     }
 }
 

@@ -21,6 +21,7 @@ use crate::fabric::messages::{Reply, Request};
 use crate::fabric::neighbour::Neighbour;
 use crate::fabric::neighbourhood::LinkReports;
 use crate::fabric::numbers::Numbers;
+use crate::fabric::stirred::Stirred;
 use crate::fabric::third_party::ThirdPartyTransfers;
 use tombolo_wire::Asker;
 
@@ -58,6 +59,10 @@ pub struct Fabric {
     places: RwLock<Vec<Place>>,
     /// Grows with each link that comes.
     pub(crate) arrivals: AtomicU32,
+    /// Grows with each link that is lost.
+    pub(crate) departures: AtomicU32,
+    /// Links that were quiet.
+    pub(crate) stirred: Stirred,
     /// What programs call other nodes.
     pub(crate) numbers: Numbers,
     pub(crate) answered: Answered,
@@ -92,7 +97,13 @@ pub(super) fn tell_whether_reliable(engine: &mut Engine, connection: &Connection
 }
 
 impl Fabric {
-    pub(crate) fn new(name: &str, life: Life, mut engine: Engine, home_block_bytes: u32) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        life: Life,
+        mut engine: Engine,
+        home_block_bytes: u32,
+        stirred: Stirred,
+    ) -> Self {
         engine.add_loopback_peer(Time(0), ITSELF, home_block_bytes);
         Self {
             name: label::name(name),
@@ -103,6 +114,8 @@ impl Fabric {
             // The first place is this node's own.
             places: RwLock::new(vec![Place::kept()]),
             arrivals: AtomicU32::new(0),
+            departures: AtomicU32::new(0),
+            stirred,
             numbers: Numbers::default(),
             answered: Answered::default(),
             third_party: ThirdPartyTransfers::default(),
@@ -331,7 +344,8 @@ mod tests {
     #[test]
     fn nothing_is_sent_and_no_list_is_read_under_a_lock_when_a_link_comes() {
         let engine = Engine::new(Config::default());
-        let fabric = Arc::new(Fabric::new("fabric", Life([1; 16]), engine, 64 * 1024));
+        let fabric =
+            Arc::new(Fabric::new("fabric", Life([1; 16]), engine, 64 * 1024, Stirred::new().unwrap()));
         let keys = KeyPair::generate().unwrap();
         let key = keys.public();
         fabric.permit_by_list(&Security::secure(keys, AllowList::Keys(vec![key])));

@@ -65,6 +65,43 @@ fn a_node_and_a_supervisor_of_a_resting_program_are_idle() {
     }
 }
 
+/// Resident memory of a process, in KiB.
+fn resident_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("how much is resident");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// What has connected and says nothing costs a node little, and no other link anything.
+#[test]
+fn quiet_links_cost_a_node_little() {
+    const LINKS: u64 = 200;
+    let mut lender = Lender::start(Link::Udp, "64M");
+    let address = lender.address().parse().expect("an address");
+    let pid = lender.node().pid();
+    let connect = || {
+        let link = tombolo_link::connect(&address, &tombolo_link::Security::Insecure, PATIENCE);
+        link.expect("a link")
+    };
+    // What is there once for all.
+    let mut links = vec![connect()];
+    std::thread::sleep(Duration::from_millis(100));
+    let before_kib = resident_kib(pid);
+    links.extend((0..LINKS).map(|_| connect()));
+    // Signs of life go to and fro.
+    let until = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < until {
+        for link in &links {
+            link.tick(Instant::now());
+            link.receive(100, &mut |_| {}).expect("it is up");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let each_kib = resident_kib(pid).saturating_sub(before_kib) / LINKS;
+    let _ = writeln!(std::io::stderr(), "    {each_kib} KiB for each of {LINKS} quiet links");
+    assert!(each_kib <= 32, "a quiet link takes {each_kib} KiB");
+}
+
 /// Resident bytes of the mappings that are registered with userfaultfd, as the kernel counts them, and whether
 /// `address` is in one of them.
 fn resident_bytes(pid: u32, address: u64) -> (u64, bool) {

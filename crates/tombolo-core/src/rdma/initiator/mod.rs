@@ -94,7 +94,7 @@ pub struct ServedEnd {
 impl Initiator {
     pub(crate) fn new(config: Config) -> Self {
         let mut transfers = Transfers::default();
-        transfers.reserve(config.transfers as usize);
+        transfers.allow(config.transfers as usize);
         Self {
             config,
             counters: Counters::default(),
@@ -135,7 +135,7 @@ impl Initiator {
         // full table here must not keep the other side waiting (the deadlock of MICRO §4.10).
         let peers = self.peers.iter().flatten().count();
         let served = peers * self.config.served_reads as usize;
-        self.transfers.reserve(self.config.transfers as usize + served);
+        self.transfers.allow(self.config.transfers as usize + served);
     }
 
     /// The peer is this node itself, so no packets go to it: its blocks may be longer, and the driver that

@@ -168,6 +168,7 @@ pub(super) struct Transfers {
     /// The transfers of each peer that have not ended, and those whose end waits for answers.
     pub open_chain: Chain,
     free: Vec<u32>,
+    allowed: usize,
     /// Open transfers that this node's programs have posted.
     pub posted: u32,
     /// Open write-backs of peers' reads.
@@ -175,21 +176,29 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    /// Make room for `entries` in all, so that taking one does not allocate.
-    pub fn reserve(&mut self, entries: usize) {
-        while self.entries.len() < entries {
-            self.free.push(self.entries.len() as u32);
-            self.entries.push(TransferState::free());
+    /// From now on there may be so many in all. Each has a place of its own once it is needed.
+    pub fn allow(&mut self, entries: usize) {
+        self.allowed = self.allowed.max(entries);
+    }
+
+    /// The place that was given back last, so that a table that is mostly empty stays in the cache; or a new one.
+    fn place(&mut self) -> Option<u32> {
+        if let Some(index) = self.free.pop() {
+            return Some(index);
         }
-        // The lowest place is taken first, so that a table that is mostly empty stays in the cache.
-        self.free.sort_unstable_by(|left, right| right.cmp(left));
-        self.chain.grow(entries);
-        self.read_chain.grow(entries);
-        self.open_chain.grow(entries);
+        let index = self.entries.len();
+        if index == self.allowed {
+            return None;
+        }
+        self.entries.push(TransferState::free());
+        for chain in [&mut self.chain, &mut self.read_chain, &mut self.open_chain] {
+            chain.grow(index + 1);
+        }
+        Some(index as u32)
     }
 
     pub fn take(&mut self, peer: PeerId, spec: Transfer, served: Option<RequestId>) -> Option<u32> {
-        let index = self.free.pop()?;
+        let index = self.place()?;
         let serial = self.entries[index as usize].serial.wrapping_add(1);
         self.entries[index as usize] =
             TransferState { serial, live: true, peer, spec, served, ..TransferState::free() };

@@ -33,10 +33,10 @@ mod intake;
 use super::action::{Action, BlockId, NotificationWrite, Placement};
 use super::config::Config;
 use super::counters::Counters;
-use super::list::{Chain, List};
 use super::transfer::PeerId;
 use entries::Entries;
 use entry::{Entry, Phase, Reply};
+use std::collections::VecDeque;
 use tombolo_wire::{
     Ack, AtomicAck, Attempt, EarlierBlocks, Generation, Nack, NackCode, Packet, Receipt, Refusal, RequestId,
     Resume, TransactionId,
@@ -83,10 +83,9 @@ pub struct Responder {
     slots: usize,
     counters: Counters,
     peers: Vec<ReceivePeer>,
-    replies: List,
-    reply_chain: Chain,
-    writes: List,
-    write_chain: Chain,
+    /// Slots, of all peers, with an answer to be sent; and with words to be written.
+    replies: VecDeque<u32>,
+    writes: VecDeque<u32>,
 }
 
 impl Responder {
@@ -95,10 +94,8 @@ impl Responder {
             slots: config.peer_transactions.into(),
             counters: Counters::default(),
             peers: Vec::new(),
-            replies: List::default(),
-            reply_chain: Chain::default(),
-            writes: List::default(),
-            write_chain: Chain::default(),
+            replies: VecDeque::new(),
+            writes: VecDeque::new(),
         }
     }
 
@@ -110,8 +107,6 @@ impl Responder {
         while self.peers.len() <= id.index() {
             self.peers.push(ReceivePeer { id, connected: false, epoch: 0, entries: Entries::default() });
         }
-        self.reply_chain.grow(self.peers.len() * self.slots);
-        self.write_chain.grow(self.peers.len() * self.slots);
         let peer = &mut self.peers[id.index()];
         peer.id = id;
         peer.connected = true;
@@ -123,14 +118,9 @@ impl Responder {
         let Some(peer) = self.peers.get_mut(id.index()) else {
             return;
         };
-        let base = (id.index() * self.slots) as u32;
-        for (slot, entry) in peer.entries.iter_mut() {
-            if entry.reply.take().is_some() {
-                self.replies.remove(&mut self.reply_chain, base + slot as u32);
-            }
-            if entry.phase == Phase::Writing && entry.placing == 0 {
-                self.writes.remove(&mut self.write_chain, base + slot as u32);
-            }
+        let slots = id.index() * self.slots..(id.index() + 1) * self.slots;
+        for queue in [&mut self.replies, &mut self.writes] {
+            queue.retain(|at| !slots.contains(&(*at as usize)));
         }
         peer.connected = false;
         peer.epoch = peer.epoch.wrapping_add(1);
@@ -141,7 +131,7 @@ impl Responder {
         let at = (id.index() * self.slots + usize::from(slot)) as u32;
         let entry = &mut self.peers[id.index()].entries[usize::from(slot)];
         if entry.reply.replace((reply, generation, attempt)).is_none() {
-            self.replies.push_back(&mut self.reply_chain, at);
+            self.replies.push_back(at);
         }
         match reply {
             Reply::Nack(refusal) => self.counters.nacks_sent[refusal.code as usize] += 1,
@@ -170,9 +160,12 @@ impl Responder {
             entry.phase = Phase::Writing;
             // That there is more to come is not worth a packet any more.
             if entry.reply.take_if(|(reply, ..)| *reply == Reply::Ack { bytes_only: true }).is_some() {
-                self.replies.remove(&mut self.reply_chain, at);
+                // It was put there a moment ago.
+                if let Some(place) = self.replies.iter().rposition(|queued| *queued == at) {
+                    self.replies.remove(place);
+                }
             }
-            self.writes.push_back(&mut self.write_chain, at);
+            self.writes.push_back(at);
             return None;
         }
         self.finish(id, slot)
@@ -331,7 +324,7 @@ impl Responder {
 
     /// The next words to write.
     pub(crate) fn poll_write(&mut self) -> Option<NotificationWrite> {
-        let at = self.writes.pop_front(&mut self.write_chain)? as usize;
+        let at = self.writes.pop_front()? as usize;
         let slot = at % self.slots;
         let peer = &mut self.peers[at / self.slots];
         let id = peer.id;
@@ -356,7 +349,7 @@ impl Responder {
 
     /// The next answer to send.
     pub(crate) fn poll_reply(&mut self) -> Option<Action> {
-        let at = self.replies.pop_front(&mut self.reply_chain)? as usize;
+        let at = self.replies.pop_front()? as usize;
         let slot = at % self.slots;
         let transaction = TransactionId(slot as u16);
         let holder = &mut self.peers[at / self.slots];
