@@ -110,7 +110,7 @@ struct Space {
     /// Pages that threads wait for: somebody has to wake them.
     asleep: BTreeSet<Page>,
     resident: u64,
-    /// A range to which a mapping was moved, while the kernel has not told of it yet: until then it moves nothing (EAGAIN). A child of a fork
+    /// A range to which a mapping was moved, while the kernel has not told of it yet: until then the kernel refuses each move (EAGAIN). A child of a fork
     /// may have an eviction under way there, where it has inherited no mapping.
     moved_to: Option<(Page, Page)>,
 }
@@ -994,7 +994,7 @@ impl World {
                 && !space.memory.present.contains_key(&page)
         };
         let has_fault =
-            |page: Page| space.unread.iter().any(|(other, access)| *other == page && access.write);
+            |page: Page| space.unread.iter().any(|(other, access)| *other == page && access.protected);
         if (0..count).any(|step| is_misreported(from + step) && has_fault(to + step)) {
             return;
         }

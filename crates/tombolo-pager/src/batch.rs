@@ -80,13 +80,14 @@ pub(crate) enum Task {
     Clear(Instant),
 }
 
-/// What is left of pages whose evictions end.
+/// What evictions that end leave behind.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Remainder {
-    /// Where so many of them lie until it is used again.
+    /// The staging area of these pages.
     pub(crate) area: Option<Area>,
+    /// How many pages lie there until the area is used again.
     pub(crate) staged: u32,
-    /// Those that were copies of shared pages, and have left.
+    /// How many of the pages were copies of shared ones.
     pub(crate) copies: u64,
 }
 
@@ -490,12 +491,8 @@ impl Evictor {
         self.evicted(left.count() as u64);
         // They lie there until the area is used again.
         let staged = victims.iter().filter(|victim| victim.is_in_area).count() as u32;
-        let copies = victims.iter().filter(|victim| victim.frame.is_some());
-        let gone = copies.clone().filter(|victim| victim.leaves()).count();
-        let staying = copies.count() - gone;
-        // These are their spaces' own from now on.
-        self.pager.room.remove_copies(staying as u64);
-        self.end(space, victims, Remainder { area, staged, copies: gone as u64 })
+        let copies = victims.iter().filter(|victim| victim.frame.is_some()).count() as u64;
+        self.end(space, victims, Remainder { area, staged, copies })
     }
 
     /// Maps the pages that stay, after all. Those that cannot be mapped yet keep their place in the staging memory.

@@ -324,12 +324,12 @@ impl Pager {
         let forked =
             table.states.fork(child.index, |work| work(&mut self.far.slots(), &mut self.sharing.frames()));
         self.leave_frames(table);
-        self.shared_by_fork(parent, &child, table, &forked);
+        let is_short = self.shared_by_fork(parent, &child, table, &forked);
         {
             let mut own = child.lock();
             own.states = forked.table;
             // It may have run and written already, which is found out when its pages are verified.
-            self.protect_if_short(&child, &mut own);
+            self.begin_to_share(&child, &mut own, is_short);
             if own.closed {
                 // The fork has failed, and that was noticed already.
                 self.free_states(&mut own);

@@ -2,7 +2,7 @@
 //!
 //! Locks, in the order they may be taken: a space's table, its child's, then slots,
 //! then frames, then replacement. The tasks of [`crate::sharing`] may be locked with a table locked, and the frames left alone
-//! inside them; accounts are innermost. A space's table is locked while its events are read and its pages
+//! inside them; accounts are locked inside all these, and what is on the way inside them ([`crate::room`]). A space's table is locked while its events are read and its pages
 //! are mapped (at most 64 at once, some 90 us), and while a handler waits for the gate: microseconds, and milliseconds
 //! where the agent has lost its processor, where pages that a fork shares are verified, and where they are protected (10 ms for
 //! 2 GiB). No lock is held while waiting for an agent's
@@ -412,10 +412,9 @@ impl Pager {
             // Some were woken otherwise: their mapping is gone.
             waits.retain(|(page, _)| is_on_its_way(*page));
             // Before anybody can close the space.
-            let staged =
-                remainder.area.and_then(|area| space.staged_in(area)).map(|count| (count, remainder.staged));
-            self.room.left(&space.account, freed, staged, remainder.copies);
-            self.room.take(&space.account, gained);
+            let staged = remainder.area.filter(|_| remainder.staged > 0);
+            let staged = staged.and_then(|area| space.staged_in(area, remainder.staged));
+            self.room.evictions_ended(&space.account, (freed, gained), staged, remainder.copies);
         }
         for page in wake {
             let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);

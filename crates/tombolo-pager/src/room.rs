@@ -4,7 +4,7 @@
 //! they do not push the others out; and where nothing else can be evicted either, the limit
 //! gives way by an *allowance*, which shrinks again while evictions succeed.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tombolo_core::pager::Spare;
@@ -34,6 +34,17 @@ pub struct Room {
     peak: AtomicU64,
     /// It guards the number of each area, too.
     on_the_way: Mutex<OnTheWay>,
+}
+
+/// Pages that lie in a staging area from now on, if there is an agent that will empty it.
+#[derive(Clone, Copy, Debug)]
+pub struct Staged<'a> {
+    /// How many lie there.
+    pub area: &'a AtomicU32,
+    /// How many more.
+    pub pages: u32,
+    /// Whether there is an agent.
+    pub has_agent: &'a AtomicBool,
 }
 
 /// Pages of all spaces that no account has claimed.
@@ -125,7 +136,7 @@ impl Room {
         let mut state = account.0.lock();
         let granted = if state.limited {
             let most = self.limit_pages + self.allowance.load(Ordering::Relaxed);
-            let before = self.limited.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |resident| {
+            let before = self.limited.fetch_update(Ordering::Acquire, Ordering::Relaxed, |resident| {
                 let free = most.saturating_sub(resident);
                 (free > 0).then(|| resident + want.min(free))
             });
@@ -156,21 +167,31 @@ impl Room {
     /// Gives claimed room back.
     pub fn give_back(&self, account: &Account, pages: u64) {
         if pages > 0 {
-            self.left(account, pages, None, 0);
+            self.evictions_ended(account, (pages, 0), None, 0);
         }
     }
 
-    /// Pages of an account have left it. Of these and of others, so many lie in this staging area from now on, and so many copies of shared
-    /// pages are not on their way any more. All of it at once: between two steps others would take room that is not there.
-    pub fn left(&self, account: &Account, pages: u64, staged: Option<(&AtomicU32, u32)>, copies: u64) {
+    /// Evictions have ended: an account gives some pages back and gains others; copies of shared pages are not on their way any more. At
+    /// once: between two steps others would take room that is not there.
+    pub fn evictions_ended(
+        &self,
+        account: &Account,
+        (freed, gained): (u64, u64),
+        staged: Option<Staged<'_>>,
+        copies: u64,
+    ) {
         let mut state = account.0.lock();
-        debug_assert!(state.pages >= pages, "{} of {}", pages, state.pages);
-        let pages = pages.min(state.pages);
-        state.pages -= pages;
-        let limited = if state.limited { pages } else { 0 };
-        self.change(limited, pages, |on_the_way| {
-            if let Some((area, more)) = staged {
-                on_the_way.change_staged(area, |was| was + more);
+        debug_assert!(state.pages >= freed, "{} of {}", freed, state.pages);
+        let freed = freed.min(state.pages);
+        state.pages = state.pages - freed + gained;
+        let more = gained.wrapping_sub(freed);
+        let limited = if state.limited { more } else { 0 };
+        if staged.is_none() && copies == 0 {
+            return self.count(limited, more);
+        }
+        self.change(limited, more, |on_the_way| {
+            if let Some(staged) = staged.filter(|staged| staged.has_agent.load(Ordering::Acquire)) {
+                on_the_way.change_staged(staged.area, |was| was + staged.pages);
             }
             on_the_way.remove_copies(copies);
         });
@@ -199,17 +220,21 @@ impl Room {
         self.change(0, 0, |on_the_way| on_the_way.remove_copies(pages));
     }
 
-    /// Changes what is on the way, while so many pages, limited or not, leave their account.
+    /// Changes what is on the way, and with it how many pages of accounts count against the limit, and how many there are. These numbers
+    /// wrap where there are fewer.
     fn change(&self, limited: u64, resident: u64, change: impl FnOnce(&mut OnTheWay)) {
         let mut on_the_way = self.on_the_way.lock();
         let before = on_the_way.counted();
         change(&mut on_the_way);
         let more = on_the_way.counted().wrapping_sub(before);
-        self.limited.fetch_add(more.wrapping_sub(limited), Ordering::Relaxed);
-        // It wraps where there are fewer.
-        let more = more.wrapping_sub(resident);
-        let before = self.resident.fetch_add(more, Ordering::Relaxed);
-        self.peak.fetch_max(before.wrapping_add(more), Ordering::Relaxed);
+        self.count(limited.wrapping_add(more), resident.wrapping_add(more));
+    }
+
+    /// Room that becomes free is seen last: who takes it finds that the pages are gone.
+    fn count(&self, limited: u64, resident: u64) {
+        let before = self.resident.fetch_add(resident, Ordering::Release);
+        self.peak.fetch_max(before.wrapping_add(resident), Ordering::Relaxed);
+        self.limited.fetch_add(limited, Ordering::Release);
     }
 
     /// Whether staging areas hold so many pages that agents should empty them.
@@ -277,9 +302,9 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use super::*;
+
+    static HAS_AGENT: AtomicBool = AtomicBool::new(true);
 
     #[test]
     fn a_space_without_an_agent_does_not_take_the_others_room() {
@@ -323,13 +348,30 @@ mod tests {
         assert_eq!((room.free(), room.possible_copies(), room.peak()), (0, 1, 100));
         // They have been moved to a staging area.
         let area = AtomicU32::new(0);
-        room.left(&account, 0, Some((&area, STAGED_BESIDE as u32 + 10)), COPIES_BESIDE + 10);
+        let staged = Staged { area: &area, pages: STAGED_BESIDE as u32 + 10, has_agent: &HAS_AGENT };
+        room.evictions_ended(&account, (0, 0), Some(staged), COPIES_BESIDE + 10);
         assert_eq!((room.free(), room.possible_copies(), room.peak()), (0, COPIES_BESIDE, 100));
         room.clear_staged(&area);
         assert_eq!((room.free(), room.resident()), (10, 90));
         // With no room at all, some can still be made.
         room.take(&account, 20);
         assert_eq!((room.free(), room.possible_copies()), (-10, COPIES_BESIDE));
+    }
+
+    #[test]
+    fn what_nobody_will_empty_does_not_count() {
+        let room = Room::new(1000);
+        let account = Account::default();
+        room.set_limited(&account, true);
+        room.take(&account, 500);
+        let (area, has_agent) = (AtomicU32::new(0), AtomicBool::new(false));
+        room.evictions_ended(
+            &account,
+            (500, 20),
+            Some(Staged { area: &area, pages: 500, has_agent: &has_agent }),
+            0,
+        );
+        assert_eq!((room.free(), account.pages(), area.load(Ordering::Relaxed)), (980, 20, 0));
     }
 
     /// What others take while evictions end, they do not take of what lies in a staging area.
@@ -350,7 +392,8 @@ mod tests {
                 }
             });
             for _ in 0..10_000 {
-                room.left(&leaving, 100, Some((&area, 100)), 0);
+                let staged = Staged { area: &area, pages: 100, has_agent: &HAS_AGENT };
+                room.evictions_ended(&leaving, (100, 0), Some(staged), 0);
                 room.clear_staged(&area);
                 while leaving.pages() < PAGES {
                     room.reserve(&leaving, PAGES - leaving.pages());

@@ -184,8 +184,14 @@ fn shared_frames(table: &Table) -> impl Iterator<Item = Frame> {
 }
 
 impl Pager {
-    /// A space has forked: what is resident is shared from now on.
-    pub(crate) fn shared_by_fork(&self, parent: &Space, child: &Space, table: &mut Table, forked: &Forked) {
+    /// A space has forked: what is resident is shared from now on. Returns whether not all copies of it would fit.
+    pub(crate) fn shared_by_fork(
+        &self,
+        parent: &Space,
+        child: &Space,
+        table: &mut Table,
+        forked: &Forked,
+    ) -> bool {
         self.room.pass(&parent.account, &self.sharing.account, forked.shared);
         self.room.take(&self.sharing.account, forked.frames);
         if !parent.has_agent() && parent.gets_no_agent() {
@@ -193,8 +199,8 @@ impl Pager {
         }
         self.room.take(&child.account, forked.resident);
         forked.unnamed.iter().for_each(|&frame| self.put_back_frame(frame));
+        let is_short = self.is_short_for(table, table.states.unprotected_pages());
         if table.states.unverified_pages() > 0 {
-            let is_short = self.is_short_for(table, table.states.unprotected_pages());
             for space in [parent, child] {
                 if is_short {
                     self.sharing.schedule(space.index, Work::Protect, Duration::ZERO);
@@ -207,6 +213,7 @@ impl Pager {
             self.sharing.schedule(child.index, Work::Verify, timing::FORK_PAUSE);
             self.evictor.ring();
         }
+        is_short
     }
 
     /// An agent serves a space from now on, which was forked before.
@@ -485,13 +492,21 @@ impl Pager {
                 })
                 .collect())
         };
-        let seen = space.named_program().map(|program| space.by_program(&program, look));
+        let mut seen = space.named_program().map(|program| space.by_program(&program, &look));
+        if let Some(Ok(None)) = seen {
+            // Its agent has the memory until it is dismissed.
+            if let Some(agent) = space.agent() {
+                let looked = look(agent.pid);
+                seen = Some(Ok(Some(looked).filter(|_| !agent.has_ended())));
+            }
+        }
         if let Some(Ok(None)) = seen {
             let since = table.left_by_program.get_or_insert_with(Instant::now);
-            // Others may have the memory, which cannot be looked at by any of them.
             if since.elapsed() < timing::SHARING_LONG_PAUSE {
                 return Err(UffdError::Gone);
             }
+        } else {
+            table.left_by_program = None;
         }
         let seen = seen.and_then(|seen| seen.ok()??.ok());
         Ok(seen.filter(|seen| !seen.is_empty()).unwrap_or_else(|| vec![Seen::Exclusive; count as usize]))
@@ -541,9 +556,10 @@ impl Pager {
         }
     }
 
-    /// Protects what a fork has left shared, if not all copies of it would fit.
-    pub(crate) fn protect_if_short(&self, space: &Space, table: &mut Table) {
-        if self.is_short_for(table, table.states.unprotected_pages()) {
+    /// A child has what a fork has left shared, which is protected if not all copies of it would fit.
+    pub(crate) fn begin_to_share(&self, space: &Space, table: &mut Table, is_short: bool) {
+        self.sharing.recount(table);
+        if is_short {
             // Where mappings are changing again, there is a task for it.
             let _ = self.protect(space, table);
             self.sharing.recount(table);

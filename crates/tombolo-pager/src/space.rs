@@ -23,7 +23,7 @@ use crate::protocol::{
     AREA_PAGES, AREAS, ATTACH_PAGE, Answer, BEGUN_OFFSET, CANCELLED_OFFSET, CHANGES_OFFSET, CONTROL_PAGES,
     Command, Done, GATE_FREE, GATE_OFFSET, GATE_SUPERVISOR, GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE,
 };
-use crate::room::{Account, Room};
+use crate::room::{Account, Room, Staged};
 
 /// What the lock of a space guards: the page table and what goes with it.
 ///
@@ -617,9 +617,9 @@ impl Space {
         self.clear_staged(room, 0..AREAS);
     }
 
-    /// How many pages lie in an area, if there is an agent that will empty it.
-    pub fn staged_in(&self, area: Area) -> Option<&AtomicU32> {
-        self.staged.get(area.number).filter(|_| self.has_agent())
+    /// So many pages more lie in an area.
+    pub fn staged_in(&self, area: Area, pages: u32) -> Option<Staged<'_>> {
+        Some(Staged { area: self.staged.get(area.number)?, pages, has_agent: &self.has_agent })
     }
 
     /// Whether pages lie in a staging area of it.

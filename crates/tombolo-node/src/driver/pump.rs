@@ -240,6 +240,8 @@ impl Node {
     pub(crate) fn flush(&self, connection: &Connection) {
         self.send_acks(connection);
         let _ = connection.link.flush();
+        // The socket may have had no room.
+        self.fabric.stirred.stir(connection);
     }
 
     /// Puts everything for a peer on its way before its link is waited for. Returns whether there is something to
@@ -377,6 +379,7 @@ impl Node {
                         self.fabric.engine.lock().link_full(self.now(), block);
                     }
                     connection.is_full.store(true, Ordering::Release);
+                    self.fabric.stirred.stir(connection);
                     return;
                 }
                 // The path has come to take less just now.

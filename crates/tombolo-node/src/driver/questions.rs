@@ -163,7 +163,14 @@ impl Node {
                     return;
                 }
                 let answer = match request {
-                    Request::BePath { token } => Some(self.fabric.be_path(connection, &token)),
+                    Request::BePath { token } => {
+                        let reply = self.fabric.be_path(connection, &token);
+                        if connection.is_part() {
+                            // What was arranged with it as a neighbour of its own.
+                            self.third_party_lost(connection.id);
+                        }
+                        Some(reply)
+                    }
                     Request::Carry(carriage) => {
                         // The transfer's end is the answer.
                         self.make_for(neighbour, number, &carriage);
@@ -190,6 +197,7 @@ impl Node {
                 let message = Message::V1(MessageV1::Answer { number, reply }).encode();
                 // A peer that asks and does not take the answers is on its own.
                 let _ = link.send_control(&message, &[]);
+                connection.tick_at_ns.store(0, Ordering::Relaxed);
             }
             Err(_) => {
                 self.packets_dropped.fetch_add(1, Ordering::Relaxed);

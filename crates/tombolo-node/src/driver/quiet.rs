@@ -183,22 +183,24 @@ impl Watch {
                 index += 1;
             }
         }
-        self.awake.is_empty()
+        // The others are looked at after each sleep.
+        !self.awake.iter().any(|awake| awake.connection.is_watched.load(Ordering::Relaxed))
     }
 }
 
-/// Whether a link can be left alone: what comes from now on shows at its descriptor.
+/// Whether a link can be left alone: what comes after the link was last driven shows at its descriptor, and so does room by a link
+/// that was full.
 fn rests(node: &Node, connection: &Connection) -> bool {
     if !connection.has_link() {
         // One that is lost has nothing more; its neighbour may have others.
         return true;
     }
-    if !connection.is_watched.load(Ordering::Relaxed) || connection.is_full.load(Ordering::Acquire) {
+    if !connection.is_watched.load(Ordering::Relaxed) {
         return false;
     }
     // Before it is armed: who takes that back by driving it sees that it is quiet.
     connection.is_quiet.store(true, Ordering::SeqCst);
-    if node.arm(connection).unwrap_or(true) || connection.is_full.load(Ordering::Acquire) {
+    if node.arm(connection).unwrap_or(true) {
         connection.is_quiet.store(false, Ordering::SeqCst);
         return false;
     }

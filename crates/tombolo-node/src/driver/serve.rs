@@ -164,15 +164,15 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             next_tick = node.tick().unwrap_or(now + timing::MAX_SLEEP).min(now + timing::MAX_SLEEP);
         }
         watch.rest(node, now, false);
-        if watch.has_quiet() {
-            watch.look(node, Duration::ZERO);
-        }
         polling = true;
         if std::mem::take(&mut busy) > 0 {
             last_packet = now;
-            continue;
         }
         if now.duration_since(last_packet) < timing::POLL {
+            // Each link that has shown something is driven before one may rest.
+            if watch.has_quiet() {
+                watch.look(node, Duration::ZERO);
+            }
             continue;
         }
         if !watch.rest(node, now, true) {

@@ -69,7 +69,10 @@ impl Node {
         }
         let request = Request::LetCarry { carrier: identity(&connection)? };
         let next = Next::Ask { carrier: id, user: transfer.user, carriage };
-        match self.fabric.arrangements.begin(destination.neighbour(), Wish::LetCarry(id), request, next) {
+        let begun =
+            self.fabric.arrangements.begin(destination.neighbour(), Wish::LetCarry(id), request, next);
+        self.look_whether_lost(connection.neighbour());
+        match begun {
             Begun::Made(_, Next::Ask { user, carriage, .. }) => {
                 self.fabric.third_party.ask(connection.neighbour(), user, carriage)
             }
@@ -82,6 +85,13 @@ impl Node {
     /// Ends what has waited for a node that does not answer.
     pub(crate) fn expire_arrangements(&self, now: Instant) {
         self.do_not_go_on(self.fabric.arrangements.overdue(now), Failure::Unreachable);
+    }
+
+    /// Something was arranged with regard to this peer. If it was lost just before, nobody else sees to that.
+    fn look_whether_lost(&self, peer: &Neighbour) {
+        if peer.loss().is_some() {
+            self.do_not_go_on(self.fabric.arrangements.peer_lost(peer.id), Failure::Gone);
+        }
     }
 
     fn do_not_go_on(&self, waited: Vec<Next>, why: Failure) {
@@ -200,8 +210,10 @@ impl Node {
         let identity = connection(asker.id)?.identity().ok_or(Failure::NoSuchNode)?;
         let (request, next) = (Request::WriteFor { asker: identity }, Next::Make { user, to, transfer });
         let destination = connection(to)?;
-        match self.fabric.arrangements.begin(destination.neighbour(), Wish::WriteFor(asker.id), request, next)
-        {
+        let wish = Wish::WriteFor(asker.id);
+        let begun = self.fabric.arrangements.begin(destination.neighbour(), wish, request, next);
+        self.look_whether_lost(asker);
+        match begun {
             Begun::Made(number, _) => self.fabric.post_for(to, transfer, number).map_err(why_not_posted),
             Begun::Waits => Ok(()),
             Begun::Full => Err(Failure::refused(NackCode::BufferFull)),

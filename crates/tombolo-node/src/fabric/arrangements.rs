@@ -18,6 +18,11 @@ use crate::fabric::third_party::MAX_MADE_EACH;
 /// How long a node that is there may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Arrangements at once, of all peers.
+const MAX_ARRANGEMENTS: usize = 4096;
+/// Transfers that wait for a node to answer, so that nodes which never do hold few of the places that there are.
+const MAX_WAITING: usize = 2 * MAX_MADE_EACH;
+
 /// What is arranged, and with regard to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Wish {
@@ -54,6 +59,15 @@ enum Arrangement {
         waiting: Vec<Next>,
     },
     Made(Asker),
+}
+
+impl Arrangement {
+    fn waiting(&self) -> usize {
+        match self {
+            Self::Asked { waiting, .. } => waiting.len(),
+            Self::Made(_) => 0,
+        }
+    }
 }
 
 /// What came of an attempt to go on.
@@ -98,6 +112,10 @@ impl Arrangements {
             }
             None => {}
         }
+        let waiting: usize = all.values().map(Arrangement::waiting).sum();
+        if all.len() >= MAX_ARRANGEMENTS || waiting >= MAX_WAITING {
+            return Begun::Full;
+        }
         let number = to.next_number();
         match to.control_link().map(|link| link.send_control(&question(number, &request), &[])) {
             Some(Ok(())) => {}
@@ -135,12 +153,7 @@ impl Arrangements {
     pub(crate) fn waiting_for(&self, carrier: PeerId) -> usize {
         let all = self.all.lock();
         let with_it = all.iter().filter(|((_, wish), _)| *wish == Wish::LetCarry(carrier));
-        with_it
-            .map(|(_, arrangement)| match arrangement {
-                Arrangement::Asked { waiting, .. } => waiting.len(),
-                Arrangement::Made(_) => 0,
-            })
-            .sum()
+        with_it.map(|(_, arrangement)| arrangement.waiting()).sum()
     }
 
     /// An answer has come: what waited for it, if it was one to [`Arrangements::begin`], and the number; none: it was refused.
@@ -150,6 +163,9 @@ impl Arrangements {
         number: u32,
         reply: &Reply,
     ) -> Option<(Vec<Next>, Option<Asker>)> {
+        if !self.waits.load(Ordering::Relaxed) {
+            return None;
+        }
         let mut all = self.all.lock();
         let asked = all.iter().find(|((to, _), arrangement)| {
             *to == by && matches!(arrangement, Arrangement::Asked { number: asked, .. } if *asked == number)
@@ -175,7 +191,7 @@ impl Arrangements {
                 && *peer == to.id
                 && let Some(link) = to.control_link()
             {
-                // One that is full or lost will be followed by another attempt, or the peer is lost, too.
+                // Where it is full or lost, what waits is given up in time.
                 let _ = link.send_control(&question(*number, request), &[]);
             }
         }

@@ -116,13 +116,20 @@ impl Neighbour {
     /// The link that messages are sent by: the first that is there and not suspect, or the first that is there.
     /// `None` if all are lost.
     pub(crate) fn control_link(&self) -> Option<Arc<dyn Link>> {
-        let first = self.first_if_up().map(|first| first.link.clone());
-        if let Some(link) = first.as_ref().filter(|link| !link.is_suspect()) {
-            return Some(link.clone());
+        let chosen = self.control_connection()?;
+        // What is about to be sent may have to be sent again, soon.
+        chosen.tick_at_ns.store(0, Ordering::Relaxed);
+        Some(chosen.link.clone())
+    }
+
+    fn control_connection(&self) -> Option<Arc<Connection>> {
+        let first = self.first_if_up();
+        if let Some(first) = first.as_ref().filter(|first| !first.link.is_suspect()) {
+            return Some(first.clone());
         }
         let further = self.further.read();
-        let good = further.iter().find(|further| !further.link.is_suspect()).map(|good| good.link.clone());
-        good.or(first).or_else(|| further.first().map(|further| further.link.clone()))
+        let good = further.iter().find(|further| !further.link.is_suspect()).cloned();
+        good.or(first).or_else(|| further.first().cloned())
     }
 
     /// Whether all of its links are suspect.

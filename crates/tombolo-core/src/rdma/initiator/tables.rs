@@ -176,7 +176,7 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    /// From now on there may be so many in all. Each has a place of its own once it is needed.
+    /// From now on the table has room for this many transfers. A place has memory from its first use on.
     pub fn allow(&mut self, entries: usize) {
         self.allowed = self.allowed.max(entries);
     }
