@@ -78,7 +78,7 @@ use noise::Seals;
 use seal::{Opener, SEAL_BYTES, Sealer};
 use wire::{FLAG_UNHEARD, HEADER_BYTES, Header, Kind, LENGTH_BYTES, SEQUENCE_BYTES};
 
-pub use listener::UdpListener;
+pub use listener::{UdpListener, network};
 
 /// The largest packet, where the route takes such datagrams: a block and its headers.
 pub const MAX_PACKET_BYTES: usize = 16 * 1024 + 128;

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_will_empty_does_not_count() {
+    fn pages_in_an_area_without_an_agent_do_not_count() {
         let room = Room::new(1000);
         let account = Account::default();
         room.set_limited(&account, true);

@@ -103,7 +103,7 @@ fn all_ways_over_udp() {
     all_ways(&Triangle::new(udp));
 }
 
-/// Who carries lends its rights to nobody: what counts at the destination is what is granted to the node that asks.
+/// The destination looks at what it has granted to the node that asks. What it has granted to the carrier does not count.
 fn rights_are_those_of_who_asks(kind: fn() -> Address) {
     let triangle = Triangle::new(kind);
     let [asking, carrying, taking] = [0, 1, 2].map(|host: usize| triangle.hosts[host].any_domain());

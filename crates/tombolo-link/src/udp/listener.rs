@@ -70,7 +70,8 @@ impl Pending {
 }
 
 /// What one host has for itself: an IPv4 address, or the first half of an IPv6 address.
-fn network(address: IpAddr) -> u128 {
+#[must_use]
+pub fn network(address: IpAddr) -> u128 {
     match address.to_canonical() {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
         IpAddr::V6(ip) => ip.to_bits() >> 64 << 64,

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 /// Batches that a thread has under way at once, mostly: one for each of the links that it sends by.
 const KEPT: usize = 8;
 
-/// Buffers of one length that nobody uses.
+/// Buffers of one length that no batch uses.
 #[derive(Debug)]
 pub(super) struct Spare(RefCell<Vec<Box<[u8]>>>);
 

@@ -202,7 +202,7 @@ impl Node {
             Some(_) => Poster::of(placement.user),
             None if let Some(sender) = tombolo_channel::mail_sender(placement.block.0) => {
                 if placement.asker != Asker::SENDER {
-                    // Mail says whose program sends it, and nobody sends another's.
+                    // Mail names the domain that sends it, for which the sending node vouches: of its own domains alone.
                     return Err(Denied::NotGranted.at(placement.address));
                 }
                 return self.place_mail(peer, placement, sender, payload).map(|()| Placed::Now);

@@ -3,12 +3,12 @@
 //! ```text
 //!            nothing came for a while, nothing waits to go
 //!   awake ───────────────────────────────────────────────► quiet
-//!     ▲         its descriptor is readable; somebody drove it or sends by it       │
+//!     ▲      its descriptor is readable; another thread drove it, or sends by it    │
 //!     └────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! An awake link is driven in each round. A quiet one costs nothing, however many there are: an epoll says that something has come,
-//! and whoever else has to do with the link says so ([`Stirred`](crate::fabric::stirred::Stirred)), since that may take what has come, or leave something
+//! and each other thread that drives the link or sends by it says so ([`Stirred`](crate::fabric::stirred::Stirred)), since that may take what has come, or leave something
 //! behind that its descriptor does not show.
 
 use std::collections::{HashMap, HashSet};
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!((watch.awake.len(), watch.drive(&node)), (1, 1));
     }
 
-    /// Whoever else drives a link takes what shows at its descriptor, and that it shows.
+    /// A thread that drives a link takes what has come, and the descriptor then shows nothing of it.
     #[test]
     fn a_link_that_another_thread_has_driven_is_looked_at_again() {
         let node = Node::new("node", 0, 0).unwrap();

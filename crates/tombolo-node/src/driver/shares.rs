@@ -1,14 +1,15 @@
-//! How many of the node's links one holder may have: whoever may connect can connect again and again, and must not keep others out, nor have
-//! the node's memory.
+//! How many of the node's links one holder may have. A node that may connect can connect again and again; it must not keep other nodes out,
+//! nor use up this node's memory.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 
 use smallvec::SmallVec;
+use tombolo_link::udp::network;
 use tombolo_link::{Address, Link, PublicKey};
 
-/// Who has a link.
+/// The owner of links, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Holder {
     Key(PublicKey),
@@ -65,20 +66,17 @@ impl Holder {
         let process = link.peer_process_identity().map(|(number, began)| Self::Process(number, began));
         let user = link.peer_user().map(Self::User);
         let host = match link.peer_address() {
-            Some(Address::Udp(address)) => Some(Self::Host(network(address.ip()))),
+            Some(Address::Udp(address)) => Some(Self::Host(host(address.ip()))),
             _ => None,
         };
         [process, user, host].into_iter().flatten().collect()
     }
 }
 
-fn network(address: IpAddr) -> u128 {
-    match address.to_canonical() {
-        // Any process can have any of these.
-        ip if ip.is_loopback() => 0,
-        IpAddr::V4(ip) => u128::from(ip.to_bits()),
-        IpAddr::V6(ip) => ip.to_bits() >> 64 << 64,
-    }
+/// The host of an address. Any process of this machine can have any of its loopback addresses.
+fn host(address: IpAddr) -> u128 {
+    let address = address.to_canonical();
+    if address.is_loopback() { 0 } else { network(address) }
 }
 
 /// The links of each holder.
@@ -148,7 +146,7 @@ mod tests {
 
     #[test]
     fn addresses_of_one_host_are_one() {
-        let parsed = |text: &str| network(text.parse().unwrap());
+        let parsed = |text: &str| host(text.parse().unwrap());
         assert_eq!([parsed("127.0.0.1"), parsed("127.9.0.1")], [parsed("::ffff:127.0.0.1"), parsed("::1")]);
         assert_eq!(parsed("fe80::1"), parsed("fe80::2"));
         assert_ne!(parsed("10.0.0.1"), parsed("10.0.0.2"));

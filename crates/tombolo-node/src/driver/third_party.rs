@@ -87,7 +87,7 @@ impl Node {
         self.do_not_go_on(self.fabric.arrangements.overdue(now), Failure::Unreachable);
     }
 
-    /// Something was arranged with regard to this peer. If it was lost just before, nobody else sees to that.
+    /// Something was arranged with regard to this peer. If the peer was lost just before, [`Node::third_party_lost`] did not find that.
     fn look_whether_lost(&self, peer: &Neighbour) {
         if peer.loss().is_some() {
             self.do_not_go_on(self.fabric.arrangements.peer_lost(peer.id), Failure::Gone);

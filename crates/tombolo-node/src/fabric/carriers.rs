@@ -1,4 +1,4 @@
-//! On whose behalf a neighbour writes here: who has said which node carries for it, and the numbers that stand for askers.
+//! On whose behalf a neighbour (the carrier) writes here: which neighbours (the askers) let it, and the numbers that stand for them.
 //!
 //! ```text
 //!   asker A ── LetCarry { B } ──► C          C knows both by their links: by key or process, and life
@@ -26,7 +26,7 @@ use crate::fabric::table::Fabric;
 /// Nodes that one neighbour may let carry for it.
 const MAX_CARRIERS_EACH: usize = 256;
 
-/// Who writes on whose behalf.
+/// The carriers that each asker allows, and the numbers of askers.
 #[derive(Debug, Default)]
 pub(crate) struct Carriers(Mutex<State>);
 
@@ -84,7 +84,7 @@ impl Carriers {
         state.numbers.entry(carrier).or_default().number(asker)
     }
 
-    /// Who has asked, where a carrier writes under this number.
+    /// The asker that this number stands for, where this carrier writes under it.
     pub(crate) fn asker(&self, carrier: PeerId, number: Asker) -> Option<PeerId> {
         self.0.lock().numbers.get(&carrier)?.askers.get(&number).copied()
     }

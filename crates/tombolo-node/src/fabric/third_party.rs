@@ -50,6 +50,15 @@ struct Asked {
     message: Vec<u8>,
 }
 
+impl Asked {
+    /// A question for a neighbour, under a number of its own.
+    fn new(neighbour: &Neighbour, user: u64, carriage: Carriage) -> (u32, Self) {
+        let number = neighbour.next_number();
+        let request = Request::Carry(Box::new(carriage));
+        (number, Self { user, message: Message::V1(MessageV1::Ask { number, request }).encode() })
+    }
+}
+
 /// Questions and answers between this node and one peer. By their numbers.
 #[derive(Debug, Default)]
 struct WithPeer {
@@ -145,9 +154,7 @@ impl ThirdPartyTransfers {
 
     /// Asks a neighbour to make a transfer. False: it cannot be asked now.
     pub(crate) fn ask(&self, neighbour: &Neighbour, user: u64, carriage: Carriage) -> Result<bool, Failure> {
-        let number = neighbour.next_number();
-        let request = Request::Carry(Box::new(carriage));
-        let message = Message::V1(MessageV1::Ask { number, request }).encode();
+        let (number, asked) = Asked::new(neighbour, user, carriage);
         let mut state = self.state.lock();
         // With the lock held: a peer or a link that is lost from now on finds the question.
         if neighbour.loss().is_some() {
@@ -158,7 +165,7 @@ impl ThirdPartyTransfers {
             // Those that wait for room go first.
             return Ok(false);
         }
-        match neighbour.control_link().map(|link| link.send_control(&message, &[])) {
+        match neighbour.control_link().map(|link| link.send_control(&asked.message, &[])) {
             Some(Ok(())) => {}
             Some(Err(SendError::Full)) => return Ok(false),
             _ if neighbour.has_several() => {
@@ -168,7 +175,7 @@ impl ThirdPartyTransfers {
             _ => return Err(Failure::Gone),
         }
         // Whoever takes it out tells the program.
-        with.asked.insert(number, Asked { user, message });
+        with.asked.insert(number, asked);
         Ok(true)
     }
 
@@ -185,9 +192,7 @@ impl ThirdPartyTransfers {
         user: u64,
         carriage: Carriage,
     ) -> Result<(), Failure> {
-        let number = neighbour.next_number();
-        let request = Request::Carry(Box::new(carriage));
-        let message = Message::V1(MessageV1::Ask { number, request }).encode();
+        let (number, asked) = Asked::new(neighbour, user, carriage);
         {
             let mut state = self.state.lock();
             if neighbour.loss().is_some() {
@@ -195,7 +200,7 @@ impl ThirdPartyTransfers {
             }
             let with = state.peers.entry(neighbour.id).or_default();
             with.to_ask.push_back(number);
-            with.asked.insert(number, Asked { user, message });
+            with.asked.insert(number, asked);
         }
         self.send_to(neighbour);
         Ok(())
