@@ -24,3 +24,4 @@ pub mod rdma;
 pub mod sdp;
 pub mod segment;
 pub mod store;
+mod wakes;

@@ -84,11 +84,6 @@ impl<K: Eq + Hash, V> Lookup<K, V> {
     pub(crate) fn count(&self, mut is_so: impl FnMut(&K, &V) -> bool) -> usize {
         self.0.iter().filter(|(key, value)| is_so(key, value)).count()
     }
-
-    /// The least of what this says of the entries.
-    pub(crate) fn least<T: Ord>(&self, mut of: impl FnMut(&K, &V) -> Option<T>) -> Option<T> {
-        self.0.iter().filter_map(|(key, value)| of(key, value)).min()
-    }
 }
 
 impl<K: Copy + Ord + Hash, V> Lookup<K, V> {
@@ -116,7 +111,6 @@ mod tests {
         *lookup.get_or_insert(5, 100) += 1;
         assert_eq!(lookup.keys_of(|key, _| *key > 3), [4, 5, 7, 8, 9]);
         assert_eq!((lookup.get(&4), lookup.get(&5)), (Some(&9), Some(&101)));
-        assert_eq!(lookup.least(|key, value| (*key > 4).then_some(*value)), Some(3));
         lookup.retain(|_, value| *value > 10);
         assert_eq!(lookup.keys_of(|_, _| true), [5, 7, 8]);
         assert_eq!(lookup.count(|key, _| *key > 5), 2);

@@ -8,6 +8,7 @@ use super::job::{Access, AccessId, End, FaultSource, Right, TouchId, TouchPolicy
 use super::patience::Patience;
 use super::{Config, PAGE_BYTES};
 use crate::rdma::Time;
+use crate::wakes::Wake;
 
 /// Pages that a run of faults brings in at once, at most: 256 KiB.
 const MAX_AHEAD_PAGES: u64 = 64;
@@ -104,6 +105,8 @@ pub(super) struct Context {
     pub(super) bringing_bytes: u64,
     /// Ranges that are being taken back, by where they begin.
     pub(super) releasing: BTreeMap<u64, u64>,
+    /// Lower bound of the times at which an attempt or a touch takes too long.
+    pub(super) wake: Wake,
     pub(super) registers: FaultRegisters,
     /// Blocks whose pages could not be brought while their senders were refused, until when that is remembered. Others find
     /// out for themselves: the memory may have changed.

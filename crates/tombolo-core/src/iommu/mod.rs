@@ -37,6 +37,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::lookup::Lookup;
 
 use crate::rdma::Time;
+use crate::wakes::{Wake, Wakes};
 use context::{Context, Touch};
 use patience::Patience;
 use queue::{FaultQueue, Noted};
@@ -171,6 +172,9 @@ pub struct Iommu {
     counters: Counters,
     last_access: u64,
     last_touch: u64,
+    wakes: Wakes<ContextId>,
+    /// Contexts that were looked at for something that takes too long.
+    visits: u64,
 }
 
 impl Iommu {
@@ -187,7 +191,8 @@ impl Iommu {
 
     /// A domain is gone: all its accesses end, and who waits for the release of a range hears of it. Poll afterwards.
     pub fn close(&mut self, context: ContextId) {
-        let Some(closed) = self.contexts.remove(&context) else { return };
+        let Some(mut closed) = self.contexts.remove(&context) else { return };
+        self.wakes.forget(context, &mut closed.wake);
         // Nobody is left to do these; what has ended is still told.
         self.actions.retain(|action| match action {
             Action::Attempt { access, .. } => !closed.accesses.contains(access),
@@ -236,6 +241,7 @@ impl Iommu {
             && context.bringing_bytes + bytes <= self.config.max_bringing_bytes;
         let bringing_bytes = if may_bring { bytes } else { 0 };
         context.bringing_bytes += bringing_bytes;
+        self.wakes.lower(access.context, &mut context.wake, now.after_ns(self.config.attempt_timeout_ns));
         let job = Job {
             access,
             state: State::Attempting(Patience::since(now)),
@@ -414,6 +420,7 @@ impl Iommu {
         if is_forced {
             job.attempts = self.config.max_attempts + 1;
             job.state = State::Attempting(Patience::since(now));
+            self.wakes.lower(access.context, &mut context.wake, now.after_ns(self.config.attempt_timeout_ns));
             self.counters.forced += 1;
             self.actions.push_back(Action::Attempt { access: id, is_forced: true });
             return;
@@ -624,6 +631,7 @@ impl Iommu {
             late: Vec::new(),
         };
         context.touches.insert(id, touch);
+        self.wakes.lower(access.context, &mut context.wake, now.after_ns(self.config.touch_timeout_ns));
         context.queued.push_back(id);
         Some(id)
     }
@@ -672,6 +680,10 @@ impl Iommu {
             match (is_paused, refusal) {
                 (false, None) => {
                     job.state = State::Attempting(Patience::since(now));
+                    let due = now.after_ns(self.config.attempt_timeout_ns);
+                    if let Some(context) = self.contexts.get_mut(&context_id) {
+                        self.wakes.lower(context_id, &mut context.wake, due);
+                    }
                     self.actions.push_back(Action::Attempt { access: waiting, is_forced: false });
                 }
                 (false, Some(refusal)) => {
@@ -699,10 +711,17 @@ impl Iommu {
 
     /// Gives up what takes too long. Poll afterwards.
     pub fn expire(&mut self, now: Time) {
-        let ids: Vec<ContextId> = self.contexts.keys().copied().collect();
-        for id in ids {
+        let due: Vec<ContextId> = std::iter::from_fn(|| self.wakes.take_due(now)).collect();
+        for id in due {
+            let Some(context) = self.contexts.get_mut(&id) else { continue };
+            context.wake = Wake::default();
+            self.visits += 1;
             self.expire_attempts(now, id);
             self.expire_touches(now, id);
+            let wake = self.first_due(id);
+            if let Some((context, due)) = self.contexts.get_mut(&id).zip(wake) {
+                self.wakes.lower(id, &mut context.wake, due);
+            }
         }
     }
 
@@ -777,20 +796,21 @@ impl Iommu {
     /// When [`Self::expire`] is to be called at the latest.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        let is_overdue = |id: &AccessId, access: &Access| {
-            let context = self.contexts.get(&access.context);
-            access.is_of_asker && context.is_some_and(|context| context.overdue.contains_key(id))
-        };
-        let attempts = self.jobs.least(|id, job| match job.state {
-            State::Attempting(patience) if !is_overdue(id, &job.access) => {
+        self.wakes.first()
+    }
+
+    /// When something of a context has taken too long.
+    fn first_due(&self, id: ContextId) -> Option<Time> {
+        let context = self.contexts.get(&id)?;
+        let attempts = context.accesses.iter().filter_map(|id| match self.jobs.get(id)?.state {
+            State::Attempting(patience) if !context.overdue.contains_key(id) => {
                 Some(patience.due(self.config.attempt_timeout_ns))
             }
             State::Attempting(_) | State::Waiting { .. } => None,
         });
-        let touches = self.contexts.values().flat_map(|context| context.touches.values());
-        let touches = touches.filter(|touch| !touch.is_overdue);
+        let touches = context.touches.values().filter(|touch| !touch.is_overdue);
         let touches = touches.map(|touch| touch.patience.due(self.config.touch_timeout_ns));
-        attempts.into_iter().chain(touches).min()
+        attempts.chain(touches).min()
     }
 
     /// The next thing to do. Call until `None`, then again after any other call.
@@ -849,5 +869,41 @@ impl Iommu {
                     && context.releasing.is_empty()
                     && context.overdue.is_empty()
             })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What takes too long costs its own domain, however many there are.
+    #[test]
+    fn a_deadline_looks_at_one_context() {
+        let mut iommu = Iommu::new(Config::default());
+        for context in 0..1000 {
+            iommu.open(ContextId(context));
+            let access = Access {
+                context: ContextId(context),
+                address: 1 << 20,
+                length_bytes: 64,
+                right: Right::Write,
+                end: End::Destination,
+                by: FaultSource::default(),
+                range_start: 1 << 20,
+                range_end: 2 << 20,
+                policy: FaultPolicy::default(),
+                copied_bytes: 64,
+                is_free_to_pause: false,
+                is_of_asker: false,
+            };
+            iommu.begin(Time(context * 1_000_000), access).expect("room");
+        }
+        while let Some(now) = iommu.next_deadline() {
+            iommu.expire(now);
+            while iommu.poll(now).is_some() {}
+        }
+        // It is due, has one more chance, is withdrawn, and is given up.
+        assert!((1000..=4000).contains(&iommu.visits), "{} visits", iommu.visits);
+        assert!((0..1000).all(|context| iommu.is_stuck(ContextId(context))));
     }
 }

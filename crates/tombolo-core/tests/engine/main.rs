@@ -12,3 +12,10 @@ mod scheduler;
 mod timing;
 
 use tombolo_sim::engine as bench;
+
+/// Lets an engine's timers fire until none is armed, and says when the last one did. A deadline is a lower bound: at the first one
+/// there may be nothing to do.
+fn after_all_timers(engine: &mut tombolo_core::rdma::Engine) -> Option<tombolo_core::rdma::Time> {
+    let deadlines = std::iter::from_fn(|| engine.deadline().inspect(|at| engine.expire(*at)));
+    deadlines.take(8).last()
+}

@@ -1,6 +1,7 @@
 //! How long a repair takes, and how much is lost where the path is narrow. In
 //! virtual time: exact, and the same on every machine.
 
+use crate::after_all_timers;
 use crate::bench::{BASE, Bench, DOMAIN, Faults, OTHER};
 use tombolo_core::rdma::congestion::CongestionConfig;
 use tombolo_core::rdma::{
@@ -331,8 +332,7 @@ fn a_block_being_placed_is_asked_for_and_not_sent_again() {
         assert_eq!(receiver.poll(now), None);
         assert_eq!(sender.handle(now, OTHER, &receipt), Verdict::Taken);
         assert_eq!(sender.poll(now), None);
-        now = sender.deadline().expect("it is asked for later");
-        sender.expire(now);
+        now = after_all_timers(&mut sender).expect("it is asked for later");
         let Some(Action::Send { packet: probe @ Packet::Data(header, _), .. }) = sender.poll(now) else {
             panic!("a question is due");
         };
@@ -371,8 +371,7 @@ fn a_question_without_an_answer_is_a_loss() {
     let Block { transaction, generation, attempt, .. } = send_one(&mut engine, now);
     let _ = engine.handle(now, OTHER, &Packet::Receipt(Receipt { transaction, generation, attempt }));
     for bytes_go in [false, true] {
-        now = engine.deadline().expect("a timer");
-        engine.expire(now);
+        now = after_all_timers(&mut engine).expect("a timer");
         assert_eq!(!blocks(&mut engine, now).is_empty(), bytes_go);
     }
 }

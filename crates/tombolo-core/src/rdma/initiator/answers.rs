@@ -156,7 +156,7 @@ impl Initiator {
         transaction.due = now.after_ns(self.config.placing_probe_ns);
         let due = transaction.due;
         self.delay_placing.push_back(&mut self.table.chain, slot);
-        self.arm(due);
+        self.arm_delay(due);
         self.find_overtaken(now, id, path);
         self.arm_probe(id, path);
         self.refresh(id);
@@ -283,7 +283,7 @@ impl Initiator {
         transaction.due = now.after_ns(delay_ns);
         list.push_back(&mut self.table.chain, slot);
         let due = transaction.due;
-        self.arm(due);
+        self.arm_delay(due);
         self.refresh(id);
     }
 

@@ -58,13 +58,14 @@ impl Initiator {
             return None;
         }
         let (class, id) = loop {
+            self.let_held_in();
             let (class, relief) = self.picker.pick(self.rings.has_work())?;
             self.counters.starvation_relief += u64::from(relief);
             let id = self.rings.front(ring_of(class))?;
             if self.may_take_slot(PeerId(id)) {
                 break (class, id);
             }
-            // Others have taken some since it came into the ring. It leaves the rings.
+            // Others have taken some since it came into the ring: it is held back.
             self.refresh(PeerId(id));
         };
         let ring = ring_of(class);
@@ -398,7 +399,7 @@ impl Initiator {
         transaction.place = Place::Timeout;
         path.timeouts.push_back(&mut self.table.chain, slot);
         let timeout_ns = peer.timeout_ns(place, &self.config);
-        self.arm(self.config.retransmission.due(now, timeout_ns));
+        self.arm(block.peer, self.config.retransmission.due(now, timeout_ns));
         self.arm_probe(block.peer, place);
         self.refresh(block.peer);
         true
@@ -439,7 +440,7 @@ impl Initiator {
         path.timeouts.push_back(&mut self.table.chain, slot);
         let timeout_ns = peer.timeout_ns(place, &self.config);
         let path = PathId(transaction.path);
-        self.arm(self.config.retransmission.due(now, timeout_ns));
+        self.arm(id, self.config.retransmission.due(now, timeout_ns));
         self.arm_probe(id, place);
         self.refresh(id);
         path

@@ -14,8 +14,8 @@
 //!
 //! The end of a transfer is told when none of its bytes may still come: see `ending`.
 //!
-//! All lists are over table indices and every step is O(1), except the pass over
-//! the peers when a timer fires and over its transfers when a peer is lost.
+//! All lists are over table indices. Every step is O(1), or O(log n) of the peers where timers and slots decide which
+//! is next, except the pass over its transfers when a peer is lost.
 
 mod answers;
 mod ending;
@@ -36,7 +36,9 @@ use super::scheduler::{ASK, ClassPicker, RESEND, Rings, ring_of};
 use super::time::{AttendedClock, Time};
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
-use tables::{Place, Queue, SendPeer, Transactions, Transfers};
+use crate::wakes::{Wake, Wakes};
+use tables::{Held, Place, Queue, SendPeer, Transactions, Transfers};
+use timers::Timers;
 use tombolo_wire::{ATOMIC_BYTES, Asker, READ_SPAN, RequestId};
 
 /// The send side of an engine.
@@ -66,10 +68,14 @@ pub struct Initiator {
     small_until: Time,
     /// Entries in a list with a timer.
     armed: u32,
-    /// Smallest slot count among peers that wait because they hold more slots than are free.
-    held_back: Option<usize>,
-    /// No timer fires before this.
-    wake: Time,
+    held: Held,
+    wakes: Wakes<Timers>,
+    /// Lower bound of the timers of what was put off.
+    delays_wake: Wake,
+    /// Room for the timers that are due; empty between two calls.
+    due: Vec<Timers>,
+    /// Peers whose timers were looked at, or whose turn was decided anew.
+    visits: u64,
     /// By this clock peers are given up.
     attended: AttendedClock,
 }
@@ -116,8 +122,11 @@ impl Initiator {
             served_ended: List::default(),
             small_until: Time(0),
             armed: 0,
-            held_back: None,
-            wake: Time(u64::MAX),
+            held: Held::default(),
+            wakes: Wakes::default(),
+            delays_wake: Wake::default(),
+            due: Vec::new(),
+            visits: 0,
             attended: AttendedClock::new(config.give_up_ns / MIN_RUNS_BEFORE_GIVE_UP),
         }
     }
@@ -169,7 +178,10 @@ impl Initiator {
         }
         self.end_all(peer, TransferError::PeerLost);
         self.clear_stuck(peer);
-        self.peers[peer.index()] = None;
+        if let Some(mut lost) = self.peers[peer.index()].take() {
+            self.held.set(&mut lost, [None; Class::COUNT]);
+            self.wakes.forget(Timers::Peer(peer.index() as u32), &mut lost.wake);
+        }
         self.refresh(peer);
     }
 
@@ -295,7 +307,9 @@ impl Initiator {
     fn refresh(&mut self, id: PeerId) {
         let index = id.index() as u32;
         let mut work = 0;
-        if let Some(peer) = self.peers[id.index()].as_ref() {
+        self.visits += 1;
+        if let Some(peer) = self.peers[id.index()].as_mut() {
+            let mut held = [None; Class::COUNT];
             if peer.is_open() {
                 work |= u8::from(!peer.resend.is_empty()) << RESEND;
                 let free = self.table.tickets.len();
@@ -303,12 +317,12 @@ impl Initiator {
                 for class in Class::ALL {
                     let waits = !peer.queues[class as usize].is_empty();
                     work |= u8::from(waits && may_take) << ring_of(class);
-                    if waits && peer.slots > free {
-                        let fewest = self.held_back.unwrap_or(usize::MAX);
-                        self.held_back = Some(fewest.min(peer.slots));
-                    }
+                    held[class as usize] = Some(peer.slots).filter(|slots| waits && *slots > free);
                 }
             }
+            self.held.set(peer, held);
+        }
+        if let Some(peer) = self.peers[id.index()].as_ref() {
             let asks = (!peer.again.is_empty() || self.may_ask(peer)) && peer.has_path();
             work |= u8::from(asks) << ASK;
         }
@@ -367,11 +381,15 @@ impl Initiator {
             peer.slots -= 1;
         }
         self.table.tickets.push_back(slot as u16);
-        // Only when one of them may take a slot now. This peer itself the caller refreshes.
+    }
+
+    /// Before a block's turn is decided: of each class, the peer that holds the fewest slots joins those that take turns if that many
+    /// are free now. Others follow at the next turns.
+    fn let_held_in(&mut self) {
         let free = self.table.tickets.len();
-        if self.held_back.take_if(|fewest| *fewest <= free).is_some() {
-            for index in 0..self.peers.len() {
-                self.refresh(PeerId(index as u32));
+        for class in Class::ALL {
+            if let Some(id) = self.held.first(class, free) {
+                self.refresh(id);
             }
         }
     }

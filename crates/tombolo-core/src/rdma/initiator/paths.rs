@@ -374,7 +374,7 @@ impl Initiator {
             && peer.stuck.is_none()
         {
             peer.stuck = Some(Stuck { since: self.attended.at(now), look_at });
-            self.arm(look_at);
+            self.arm(id, look_at);
         }
     }
 

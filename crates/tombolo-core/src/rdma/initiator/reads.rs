@@ -100,7 +100,7 @@ impl Initiator {
         peer.latest_asked = Some(index);
         let timeout_ns = peer.read_timeout_ns(&self.config);
         self.counters.reads_sent += 1;
-        self.arm(self.config.retransmission.due(now, timeout_ns));
+        self.arm(id, self.config.retransmission.due(now, timeout_ns));
         self.arm_read_probe(id);
         Some(Action::Send { peer: id, path, packet })
     }
@@ -282,7 +282,7 @@ impl Initiator {
             transfer.asked_at = now;
             transfer.queue = Queue::Delayed;
             self.delayed_reads.push_back(&mut self.transfers.chain, index);
-            self.arm(now.after_ns(self.config.full_delay_ns));
+            self.arm_delay(now.after_ns(self.config.full_delay_ns));
         }
     }
 

@@ -8,7 +8,8 @@ use crate::rdma::scheduler::{ClassPicker, Shares};
 use crate::rdma::time::Time;
 use crate::rdma::transaction::State;
 use crate::rdma::transfer::{Class, PeerId, Transfer, TransferError, TransferId};
-use std::collections::VecDeque;
+use crate::wakes::Wake;
+use std::collections::{BTreeSet, VecDeque};
 use tombolo_wire::{Asker, Attempt, Generation, READ_WINDOW, Refusal, RequestId};
 
 /// The list a transfer is in. It is in one at most.
@@ -354,6 +355,36 @@ impl Transactions {
     }
 }
 
+/// The peers that wait, each class apart, because they hold more slots than are free; by the slots they hold.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    by_slots: [BTreeSet<(usize, u32)>; Class::COUNT],
+}
+
+impl Held {
+    /// Sets by how many slots the peer is held back in each class.
+    pub fn set(&mut self, peer: &mut SendPeer, held: [Option<usize>; Class::COUNT]) {
+        if peer.held == held {
+            return;
+        }
+        for ((peers, before), after) in self.by_slots.iter_mut().zip(peer.held).zip(held) {
+            if let Some(slots) = before.filter(|_| before != after) {
+                peers.remove(&(slots, peer.id.index() as u32));
+            }
+            if let Some(slots) = after.filter(|_| before != after) {
+                peers.insert((slots, peer.id.index() as u32));
+            }
+        }
+        peer.held = held;
+    }
+
+    /// The peer of a class that holds the fewest slots, if no more than are free.
+    pub fn first(&self, class: Class, free: usize) -> Option<PeerId> {
+        let (slots, peer) = self.by_slots[class as usize].first()?;
+        (*slots <= free).then_some(PeerId(*peer))
+    }
+}
+
 /// A peer with a link that is full. What waits for room has no timer of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stuck {
@@ -392,6 +423,10 @@ pub(super) struct SendPeer {
     pub generations: Box<[Generation]>,
     /// Slots that this peer's blocks have.
     pub slots: usize,
+    /// By class: if it has blocks to issue and holds more slots than are free, how many it holds. It is among [`Held`] by that.
+    pub held: [Option<usize>; Class::COUNT],
+    /// Lower bound of its timers.
+    pub wake: Wake,
     /// Transfers that have not ended.
     pub open: List,
     /// Transfers that have ended, which is told when their blocks are answered.
@@ -433,6 +468,8 @@ impl SendPeer {
             is_loopback: false,
             generations: vec![Generation(0); config.transactions.into()].into(),
             slots: 0,
+            held: [None; Class::COUNT],
+            wake: Wake::default(),
             open: List::default(),
             ending: List::default(),
             stuck: None,

@@ -2,16 +2,16 @@
 //!
 //! A path's unanswered blocks are a list in the order they were sent (QOS §4.1).
 //! The timeout is the path's, not the block's, so the head always expires first.
-//! `wake` is a lower bound of all timers: arming lowers it, so does whatever makes
-//! timeouts shorter, and only a visit that finds it passed computes it anew. So `deadline` is O(1), and an early wake-up
-//! (the block it was for was acknowledged meanwhile) happens at most once per
-//! timeout.
+//! Each peer has a wake, a lower bound of its timers ([`crate::wakes`]): arming lowers it, so does whatever makes
+//! its timeouts shorter, and a visit of the peer that finds it passed computes it anew. Blocks that were put off, of
+//! all peers, have one wake together.
 
 use super::Initiator;
 use super::tables::{Place, Queue, SendPeer, Transaction, Transactions, request_place};
 use crate::rdma::list::List;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
+use crate::wakes::{NEVER, Wake};
 use tombolo_wire::Attempt;
 
 /// A block that was overtaken this many times in a row waits for the timeout: what is lost so often is
@@ -35,6 +35,15 @@ impl Transactions {
     }
 }
 
+/// Whose timers are due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timers {
+    /// Those of the blocks and reads that were put off.
+    Delays,
+    /// Those of a peer, by its index.
+    Peer(u32),
+}
+
 /// Why a block goes again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Loss {
@@ -45,32 +54,59 @@ enum Loss {
 }
 
 impl Initiator {
-    pub(super) fn arm(&mut self, due: Time) {
-        // With nothing armed, what `wake` says is of timers long gone.
-        self.wake = if self.armed == 0 { due } else { self.wake.min(due) };
+    /// An entry of a peer's came into a list with a timer.
+    pub(super) fn arm(&mut self, id: PeerId, due: Time) {
         self.armed += 1;
+        self.lower_wake_to(id, due);
+    }
+
+    /// A block or a read was put off until `due`.
+    pub(super) fn arm_delay(&mut self, due: Time) {
+        self.armed += 1;
+        self.wakes.lower(Timers::Delays, &mut self.delays_wake, due);
+    }
+
+    fn lower_wake_to(&mut self, id: PeerId, due: Time) {
+        if let Some(Some(peer)) = self.peers.get_mut(id.index()) {
+            self.wakes.lower(Timers::Peer(id.index() as u32), &mut peer.wake, due);
+        }
     }
 
     pub(crate) fn deadline(&self) -> Option<Time> {
-        (self.armed > 0).then_some(self.wake)
+        self.wakes.first().filter(|_| self.armed > 0)
     }
 
     /// Let every timer that is due fire.
     pub(crate) fn expire(&mut self, now: Time) {
         self.attended.look(now, self.deadline());
-        if self.armed == 0 || now < self.wake {
-            return;
-        }
-        self.expire_delays(now);
-        for index in 0..self.peers.len() as u32 {
-            let paths = self.peers[index as usize].as_ref().map_or(0, |peer| peer.paths.len());
-            for path in 0..paths {
-                self.expire_blocks(now, PeerId(index), path);
+        let mut due = std::mem::take(&mut self.due);
+        due.extend(std::iter::from_fn(|| self.wakes.take_due(now)));
+        for timers in due.drain(..) {
+            match timers {
+                Timers::Delays => {
+                    self.delays_wake = Wake::default();
+                    self.expire_delays(now);
+                    let wake = self.next_delay();
+                    self.wakes.lower(timers, &mut self.delays_wake, wake);
+                }
+                Timers::Peer(index) => self.expire_peer(now, PeerId(index)),
             }
-            self.expire_reads(now, PeerId(index));
-            self.look_at_stuck(now, PeerId(index));
         }
-        self.wake = self.next_wake();
+        self.due = due;
+    }
+
+    fn expire_peer(&mut self, now: Time, id: PeerId) {
+        let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
+        peer.wake = Wake::default();
+        let id = peer.id;
+        let paths = peer.paths.len();
+        self.visits += 1;
+        for path in 0..paths {
+            self.expire_blocks(now, id, path);
+        }
+        self.expire_reads(now, id);
+        self.look_at_stuck(now, id);
+        self.lower_wake(id);
     }
 
     /// The blocks whose delays are over first.
@@ -162,7 +198,7 @@ impl Initiator {
     pub(super) fn arm_probe(&mut self, id: PeerId, place: usize) {
         let peer = self.peers.get(id.index()).and_then(Option::as_ref);
         if let Some((due, _)) = peer.and_then(|peer| self.probe_due(peer, place)) {
-            self.wake = self.wake.min(due);
+            self.lower_wake_to(id, due);
         }
     }
 
@@ -185,7 +221,7 @@ impl Initiator {
     pub(super) fn arm_read_probe(&mut self, id: PeerId) {
         let peer = self.peers.get(id.index()).and_then(Option::as_ref);
         if let Some((due, _)) = peer.and_then(|peer| self.read_probe_due(peer)) {
-            self.wake = self.wake.min(due);
+            self.lower_wake_to(id, due);
         }
     }
 
@@ -216,7 +252,7 @@ impl Initiator {
             };
             let due = transaction.sent_at.after_ns(patience_ns);
             if due > now {
-                self.wake = self.wake.min(due);
+                self.lower_wake_to(id, due);
                 break;
             }
             path.congestion.lost(now, transaction.sent_at);
@@ -300,7 +336,7 @@ impl Initiator {
                 break;
             };
             if due > now {
-                self.wake = self.wake.min(due);
+                self.lower_wake_to(id, due);
                 break;
             }
             self.ask_again(index);
@@ -329,8 +365,9 @@ impl Initiator {
         self.refresh(id);
     }
 
-    fn next_wake(&self) -> Time {
-        let mut wake = Time(u64::MAX);
+    /// When the first of the delays is over.
+    fn next_delay(&self) -> Time {
+        let mut wake = NEVER;
         for slot in self.delays().into_iter().flatten() {
             wake = wake.min(self.table.entries[slot as usize].due);
         }
@@ -338,12 +375,12 @@ impl Initiator {
             let asked_at = self.transfers.entries[index as usize].asked_at;
             wake = wake.min(asked_at.after_ns(self.config.full_delay_ns));
         }
-        self.peers.iter().flatten().fold(wake, |wake, peer| wake.min(self.peer_wake(peer)))
+        wake
     }
 
     /// The first timer of a peer.
     fn peer_wake(&self, peer: &SendPeer) -> Time {
-        let mut wake = Time(u64::MAX);
+        let mut wake = NEVER;
         for (place, path) in peer.paths.iter().enumerate() {
             let Some(slot) = path.timeouts.front() else { continue };
             let transaction = &self.table.entries[slot as usize];
@@ -382,7 +419,100 @@ impl Initiator {
     /// back-off or measured a shorter round trip, or a path came.
     pub(super) fn lower_wake(&mut self, id: PeerId) {
         if let Some(Some(peer)) = self.peers.get(id.index()) {
-            self.wake = self.wake.min(self.peer_wake(peer));
+            let due = self.peer_wake(peer);
+            self.lower_wake_to(id, due);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdma::transfer::{Direction, Transfer};
+    use crate::rdma::{Action, Block, Config};
+    use tombolo_wire::{Ack, Asker, Domain};
+
+    fn with_peers(peers: u32) -> Initiator {
+        let mut initiator = Initiator::new(Config {
+            transactions: 1024,
+            transfers: 8192,
+            congestion: None,
+            ..Config::default()
+        });
+        for peer in 0..peers {
+            initiator.add_peer(Time(0), PeerId(peer));
+        }
+        initiator
+    }
+
+    fn post(initiator: &mut Initiator, now: Time, peer: u32, size_bytes: u32) {
+        let write = Transfer {
+            direction: Direction::Write,
+            domain: Domain(1),
+            own_domain: Domain(1),
+            source_address: 0,
+            destination_address: 0,
+            size_bytes,
+            notification: None,
+            class: None,
+            user: 0,
+        };
+        initiator.post(now, PeerId(peer), write, Asker::SENDER).expect("room");
+    }
+
+    fn blocks(initiator: &mut Initiator, now: Time) -> Vec<Block> {
+        let actions = std::iter::from_fn(|| initiator.poll_send(now));
+        actions
+            .filter_map(|action| if let Action::SendBlock(block) = action { Some(block) } else { None })
+            .collect()
+    }
+
+    /// A timer that fires costs the peer that it is of, however many there are.
+    #[test]
+    fn a_timer_looks_at_one_peer() {
+        let mut initiator = with_peers(1000);
+        for peer in 0..100 {
+            let now = Time(u64::from(peer) * 1_000_000);
+            post(&mut initiator, now, peer, 64);
+            assert_eq!(blocks(&mut initiator, now).len(), 1);
+        }
+        let (mut fired, before) = (0, initiator.visits);
+        let mut now = Time(99_000_000);
+        while fired < 100 {
+            now = now.max(initiator.deadline().expect("a timer"));
+            initiator.expire(now);
+            fired += blocks(&mut initiator, now).len();
+        }
+        // The peer itself, its resend and its transmission, and looks that come early.
+        let visits = (initiator.visits - before) / 100;
+        assert!(visits < 12, "{visits} peers a timer");
+    }
+
+    /// A slot that becomes free costs the peer that gets it, however many wait.
+    #[test]
+    fn a_free_slot_looks_at_few_peers() {
+        let mut initiator = with_peers(400);
+        let now = Time(0);
+        for peer in (0..400).cycle().take(1600) {
+            post(&mut initiator, now, peer, 1 << 20);
+        }
+        let mut under_way = std::collections::VecDeque::from(blocks(&mut initiator, now));
+        let is_held = |initiator: &Initiator| {
+            let peers = initiator.peers.iter().flatten();
+            peers.filter(|peer| peer.held.iter().any(Option::is_some)).count()
+        };
+        let (mut most_held, before) = (0, initiator.visits);
+        for _ in 0..100 {
+            for block in under_way.drain(..10).collect::<Vec<_>>() {
+                let Block { peer, transaction, generation, attempt, .. } = block;
+                let ack = Ack { transaction, generation, attempt, bytes_only: false };
+                initiator.acknowledge(now, peer, &ack);
+            }
+            under_way.extend(blocks(&mut initiator, now));
+            most_held = is_held(&initiator).max(most_held);
+        }
+        assert!(most_held > 100, "{most_held} peers are held back");
+        let visits = (initiator.visits - before) / 1000;
+        assert!(visits < 20, "{visits} peers a slot");
     }
 }

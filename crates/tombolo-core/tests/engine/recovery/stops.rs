@@ -4,6 +4,7 @@ use tombolo_core::rdma::{Action, Block, Config, Direction, Engine, Time, Transfe
 use tombolo_wire::{NackCode, Packet, ReadReject};
 
 use super::by_hand::{SECOND, ack, engine, nack, next_block, status, transfer};
+use crate::after_all_timers;
 use crate::bench::{Bench, OTHER, Wire};
 
 /// Two blocks of one transfer to a peer that no packets go to, both handed out.
@@ -140,8 +141,7 @@ fn the_time_of_a_stop_does_not_count_as_being_refused() {
             };
             let _ = engine.handle(now, OTHER, &refusal);
             assert_eq!(status(&mut engine, now), None, "ended after {now:?}");
-            now = engine.deadline().expect("it goes again");
-            engine.expire(now);
+            now = after_all_timers(&mut engine).expect("it goes again");
         }
     }
 }
