@@ -15,6 +15,7 @@
 
 pub mod fabric;
 pub mod iommu;
+mod list;
 mod lookup;
 pub mod nic;
 pub mod own;

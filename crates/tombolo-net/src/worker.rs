@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use tombolo_core::nic::effort::Effort;
-use tombolo_core::nic::{Exchange, Outward, PortId, Step, Tag, Targets, Vlans};
+use tombolo_core::nic::{Exchange, Origin, Outward, PortId, Step, Tag, Targets, Vlans};
 use tombolo_host::cpu;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::timing::net::SHAPED_WAIT_MIN;
@@ -50,6 +50,8 @@ struct Queues {
     /// leave bytes between header and frame as they were: who attaches a TAP device says how long headers are there.)
     kept: FrameBuffer,
     kept_tag: Tag,
+    /// From which of its queues the frame came that is there.
+    kept_queue: usize,
     /// What it has sent and is cut here: its pieces are read before anything else.
     segment: Option<Box<Segment>>,
 }
@@ -70,6 +72,8 @@ pub struct Worker {
     epoll: OwnedFd,
     begin: Instant,
     buffer: FrameBuffer,
+    /// A frame from the uplink that goes to many ports.
+    uplink_kept: FrameBuffer,
     /// What came from the uplink and is cut here.
     uplink_segment: Option<Box<Segment>>,
     /// For the next segment that is cut here.
@@ -178,6 +182,7 @@ impl Handle {
             epoll,
             begin: Instant::now(),
             buffer: FrameBuffer::new(),
+            uplink_kept: FrameBuffer::new(),
             uplink_segment: None,
             spare: None,
             targets: Targets::default(),
@@ -323,7 +328,7 @@ impl Worker {
             self.ports.resize_with(index + 1, || None);
         }
         self.ports[index] =
-            Some(Queues { way, kept: FrameBuffer::new(), kept_tag: Tag::Keep, segment: None });
+            Some(Queues { way, kept: FrameBuffer::new(), kept_tag: Tag::Keep, kept_queue: 0, segment: None });
         self.exchange.has_frames(id);
     }
 
@@ -378,7 +383,7 @@ impl Worker {
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
         let mut steps = 0;
         while !self.is_over {
-            if self.uplink_is_ready {
+            if self.uplink_is_ready && !self.exchange.is_spreading(Origin::Uplink) {
                 self.read_uplink(shared);
             }
             let now_ns = self.now_ns();
@@ -389,6 +394,10 @@ impl Worker {
                 }
                 Step::Send(id) => {
                     self.send_kept(now_ns, id);
+                    Some(0)
+                }
+                Step::Spread(from) => {
+                    self.spread(from);
                     Some(0)
                 }
                 Step::Wait(at_ns) => Some(at_ns.saturating_sub(now_ns).max(nanoseconds(SHAPED_WAIT_MIN))),
@@ -537,6 +546,28 @@ impl Worker {
         let header = self.buffer.header();
         if self.exchange.from_uplink(&header, self.buffer.frame(), &mut self.targets).is_ok() {
             self.deliver(0);
+            if self.exchange.is_spreading(Origin::Uplink) {
+                std::mem::swap(&mut self.uplink_kept, &mut self.buffer);
+            }
+        }
+    }
+
+    /// Gives a frame that is kept to further ports.
+    fn spread(&mut self, from: Origin) {
+        self.exchange.spread(from, &mut self.targets);
+        match from {
+            Origin::Uplink => {
+                std::mem::swap(&mut self.uplink_kept, &mut self.buffer);
+                self.deliver(0);
+                std::mem::swap(&mut self.uplink_kept, &mut self.buffer);
+            }
+            Origin::Port(id) => {
+                let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
+                let queue = port.map_or(0, |port| port.kept_queue);
+                self.swap_buffer(id);
+                self.deliver(queue);
+                self.swap_buffer(id);
+            }
         }
     }
 
@@ -617,6 +648,7 @@ impl Worker {
             // There is one at least.
             segment.next(&mut self.buffer);
         }
+        port.kept_queue = queue;
         let header = self.buffer.header();
         let outward = self.exchange.from_port(now_ns, id, &header, self.buffer.frame(), &mut self.targets);
         let Ok(outward) = outward else { return false };

@@ -11,11 +11,17 @@
 //!                                                                  not read meanwhile: turns by weight, guarantees
 //! ```
 //!
+//! A frame for many ports goes to [`COPIES_AT_ONCE`] of them in one step. To the others it goes in steps of their own
+//! ([`Step::Spread`]), between which other frames are read and sent. The driver keeps the frame meanwhile, and where it came from is
+//! not read: so the order of its frames is kept, and each origin has one such frame at most.
+//!
 //! Shares of bytes (or frames) are those of the uplink. Where ports are read, turns are about the time of the thread that reads
 //! and writes: a short frame counts as a full one, and each copy counts.
 //!
 //! A port holds one frame or segment at most for the uplink. So traffic between ports does not wait for the uplink, a
 //! flood stays in the queue of the port that makes it, and the frame that waits is known by its length.
+
+use std::collections::VecDeque;
 
 use super::counters::Counters;
 use super::frame::TAG_BYTES;
@@ -56,6 +62,8 @@ pub enum Step {
     Read(PortId),
     /// Send the frame of this port that waits to the uplink, and report it.
     Send(PortId),
+    /// Give the frame that is kept, and came from there, to further ports: [`Exchange::spread`] says which.
+    Spread(Origin),
     /// Nothing may be done before this time, in nanoseconds.
     Wait(u64),
     /// Nothing is to be done until a port has frames, or the uplink has room.
@@ -78,7 +86,17 @@ struct Port {
     config: PortConfig,
     /// What waits for the uplink.
     waiting: Option<Wire>,
+    /// A frame of it goes to many ports: see [`Spread`].
+    is_spreading: bool,
     counters: Counters,
+}
+
+/// A frame on its way to many ports.
+#[derive(Debug)]
+struct Spread {
+    from: Origin,
+    /// The ports that have not had it yet, the next one last, and what else is known of it.
+    left: Targets,
 }
 
 /// See the module's documentation.
@@ -94,19 +112,23 @@ pub struct Exchange {
     uplink_counters: Counters,
     /// The uplink takes no more at present.
     is_full: bool,
-    /// Reading and sending take turns, too.
+    /// Each of another origin. They take turns.
+    spreads: VecDeque<Spread>,
+    is_uplink_spreading: bool,
+    /// Spreading and all else take turns, and so do reading and sending.
+    has_spread_last: bool,
     has_sent_last: bool,
     /// This port is read since it is its turn at the uplink.
     is_read_for_uplink: Option<PortId>,
 }
 
-/// The most copies of a frame that count: a port that says something to all now and then does not wait for long afterwards.
-const COPIES_MAX: u64 = 16;
+/// Ports that get a frame in one step.
+pub const COPIES_AT_ONCE: usize = 16;
 
 /// What a frame counts in the turn of the port from which it was read, where it goes to so many ports: a short one takes the
 /// thread as long as one of [`QUANTUM_BYTES`], and so does each copy.
 fn turn_of(sent: Sent, ports: usize) -> Sent {
-    let copies = (ports as u64).clamp(1, COPIES_MAX);
+    let copies = (ports as u64).max(1);
     Sent { frames: sent.frames * copies, bytes: sent.bytes.max(QUANTUM_BYTES.unsigned_abs()) * copies }
 }
 
@@ -124,6 +146,9 @@ impl Exchange {
             ports: Vec::new(),
             uplink_counters: Counters::default(),
             is_full: false,
+            spreads: VecDeque::new(),
+            is_uplink_spreading: false,
+            has_spread_last: false,
             has_sent_last: false,
             is_read_for_uplink: None,
         }
@@ -166,8 +191,16 @@ impl Exchange {
         }
         if let Some(place) = self.ports.get_mut(index) {
             match place {
-                Some(port) => port.config = config,
-                None => *place = Some(Port { config, waiting: None, counters: Counters::default() }),
+                Some(port) if port.config.rules == config.rules => port.config = config,
+                Some(port) => {
+                    port.config = config;
+                    // It may not be in that virtual network any more.
+                    self.leave_spreads(id);
+                }
+                None => {
+                    let counters = Counters::default();
+                    *place = Some(Port { config, waiting: None, is_spreading: false, counters });
+                }
             }
         }
         Ok(())
@@ -178,8 +211,17 @@ impl Exchange {
         self.switch.remove(id);
         self.reads.remove(id);
         self.uplink.remove(id);
+        self.spreads.retain(|spread| spread.from != Origin::Port(id));
+        self.leave_spreads(id);
         if let Some(place) = self.ports.get_mut(usize::from(id.0)) {
             *place = None;
+        }
+    }
+
+    /// A port is not to get what is spreading.
+    fn leave_spreads(&mut self, id: PortId) {
+        for spread in &mut self.spreads {
+            spread.left.ports.retain(|left| *left != id);
         }
     }
 
@@ -211,10 +253,63 @@ impl Exchange {
         self.port(id).is_some_and(|port| port.waiting.is_some())
     }
 
+    /// Whether a frame from there goes to many ports: the driver keeps it, and does not read from there.
+    pub fn is_spreading(&self, from: Origin) -> bool {
+        match from {
+            Origin::Uplink => self.is_uplink_spreading,
+            Origin::Port(id) => self.port(id).is_some_and(|port| port.is_spreading),
+        }
+    }
+
     /// A port has frames to read.
     pub fn has_frames(&mut self, id: PortId) {
-        if !self.is_waiting(id) {
+        if !self.is_waiting(id) && !self.is_spreading(Origin::Port(id)) {
             self.reads.has_frames(id);
+        }
+    }
+
+    /// Keeps the ports of `targets` that do not get the frame in this step.
+    fn begin_spread(&mut self, from: Origin, targets: &mut Targets) {
+        if targets.ports.len() <= COPIES_AT_ONCE {
+            return;
+        }
+        let mut left = Targets { ports: targets.ports.split_off(COPIES_AT_ONCE), uplink: false, ..*targets };
+        left.ports.reverse();
+        self.spreads.push_back(Spread { from, left });
+        match from {
+            Origin::Uplink => self.is_uplink_spreading = true,
+            Origin::Port(id) => {
+                if let Some(port) = self.port_mut(id) {
+                    port.is_spreading = true;
+                }
+                self.reads.pause(id);
+            }
+        }
+    }
+
+    /// [`Step::Spread`]: the next ports that get the frame. Afterwards [`Exchange::is_spreading`] says whether it is still to be kept.
+    pub fn spread(&mut self, from: Origin, targets: &mut Targets) {
+        targets.ports.clear();
+        let Some(at) = self.spreads.iter().position(|spread| spread.from == from) else { return };
+        let Some(mut spread) = self.spreads.remove(at) else { return };
+        let left = &mut spread.left;
+        (targets.uplink, targets.vlan, targets.own_tag, targets.wire) =
+            (false, left.vlan, left.own_tag, left.wire);
+        let behind = left.ports.len().saturating_sub(COPIES_AT_ONCE);
+        targets.ports.extend(left.ports.drain(behind..).rev());
+        if !left.ports.is_empty() {
+            self.spreads.push_back(spread);
+            return;
+        }
+        match from {
+            Origin::Uplink => self.is_uplink_spreading = false,
+            Origin::Port(id) => {
+                if let Some(port) = self.port_mut(id) {
+                    port.is_spreading = false;
+                }
+                // It may have more.
+                self.has_frames(id);
+            }
         }
     }
 
@@ -276,6 +371,7 @@ impl Exchange {
         let wire = wire.inspect_err(|refusal| port.counters.refuse(*refusal))?;
         targets.wire = wire;
         port.counters.sent.count(frame, &wire);
+        self.begin_spread(Origin::Port(id), targets);
         if !targets.uplink {
             return Ok(Outward::No);
         }
@@ -305,7 +401,7 @@ impl Exchange {
         }
         self.uplink.charge(now_ns, id, Sent { frames: wire.frames, bytes: wire.bytes });
         // It may have more: it is read before its turn at the uplink is over.
-        self.reads.has_frames(id);
+        self.has_frames(id);
     }
 
     /// A frame from outside: `targets` says which ports get it.
@@ -324,6 +420,7 @@ impl Exchange {
         let wire = wire.inspect_err(|refusal| self.uplink_counters.refuse(*refusal))?;
         targets.wire = wire;
         self.uplink_counters.received.count(frame, &wire);
+        self.begin_spread(Origin::Uplink, targets);
         Ok(())
     }
 
@@ -366,6 +463,19 @@ impl Exchange {
 
     /// What the driver does next.
     pub fn next(&mut self, now_ns: u64) -> Step {
+        let spread = self.spreads.front().map(|spread| Step::Spread(spread.from));
+        if let Some(spread) = spread.filter(|_| !self.has_spread_last) {
+            self.has_spread_last = true;
+            return spread;
+        }
+        self.has_spread_last = false;
+        match (self.next_of_ports(now_ns), spread) {
+            (Step::Wait(_) | Step::Idle, Some(spread)) => spread,
+            (step, _) => step,
+        }
+    }
+
+    fn next_of_ports(&mut self, now_ns: u64) -> Step {
         let mut ready_at = u64::MAX;
         self.is_read_for_uplink = None;
         // Sending and reading alternate in which is tried first.

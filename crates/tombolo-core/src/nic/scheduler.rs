@@ -20,7 +20,10 @@
 //!     └──── was empty ────────┴──┴────────────────────────────────────────────────────────┘
 //! ```
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
+use std::ops::Bound;
+
+use crate::list::{Chain, List};
 
 /// Names a port of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -122,21 +125,57 @@ fn burst(rate: u64, lateness_ns: u64, most_at_once: u64) -> u64 {
     u64::try_from(late).unwrap_or(u64::MAX).saturating_add(most_at_once)
 }
 
+/// Where a port is among those that take turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    /// It has no frames.
+    #[default]
+    Out,
+    /// It has frames and is under its cap.
+    Round,
+    /// It has frames, and its cap lets none through before this time.
+    Capped(u64),
+}
+
+/// Where a port of the round is among those with a guarantee.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Claim {
+    /// It has no guarantee, or is not in the round.
+    #[default]
+    Out,
+    /// It has not had what is guaranteed to it.
+    Entitled,
+    /// It has, until this time.
+    Refilling(u64),
+}
+
 #[derive(Debug)]
 struct Port {
     share: Share,
     /// Frames or bytes that it may send in this round; below zero: what it owes.
     credit: i64,
-    is_in_round: bool,
+    has_frames: bool,
+    place: Place,
+    claim: Claim,
     cap: Option<Bucket>,
     guarantee: Option<Bucket>,
     sent: Sent,
 }
 
 impl Port {
-    /// Whether it may be read now, as its cap goes.
-    fn is_under_cap(&self) -> bool {
-        self.cap.is_none_or(|cap| cap.has())
+    /// Where it belongs, as its buckets were filled last.
+    fn settled(&self) -> (Place, Claim) {
+        let place = match self.cap {
+            _ if !self.has_frames => Place::Out,
+            Some(cap) if !cap.has() => Place::Capped(cap.ready_at()),
+            _ => Place::Round,
+        };
+        let claim = match self.guarantee {
+            Some(bucket) if place == Place::Round && bucket.has() => Claim::Entitled,
+            Some(bucket) if place == Place::Round => Claim::Refilling(bucket.ready_at()),
+            _ => Claim::Out,
+        };
+        (place, claim)
     }
 
     fn owe(&mut self, turns: Turns, sent: Sent) {
@@ -192,13 +231,24 @@ impl Lateness {
 pub struct Scheduler {
     turns: Turns,
     ports: Vec<Option<Port>>,
-    round: VecDeque<PortId>,
+    /// The ports that take turns ([`Place::Round`]), and how many they are.
+    round: List,
+    round_links: Chain,
+    round_ports: usize,
+    /// By when they may be read again ([`Place::Capped`]).
+    capped: BTreeSet<(u64, PortId)>,
+    /// Those of the round that come first.
+    entitled: BTreeSet<PortId>,
+    /// By when they come first again ([`Claim::Refilling`]).
+    refilling: BTreeSet<(u64, PortId)>,
     uplink: Option<Bucket>,
     lateness: Lateness,
     /// The port that was read last since it has a guarantee.
     last_guaranteed: Option<PortId>,
     /// The most bytes that are read at once.
     most_at_once: u64,
+    /// Ports whose buckets or credit were looked at.
+    looks: u64,
 }
 
 impl Scheduler {
@@ -210,11 +260,17 @@ impl Scheduler {
         Self {
             turns,
             ports: Vec::new(),
-            round: VecDeque::new(),
+            round: List::default(),
+            round_links: Chain::default(),
+            round_ports: 0,
+            capped: BTreeSet::new(),
+            entitled: BTreeSet::new(),
+            refilling: BTreeSet::new(),
             uplink: None,
             lateness,
             last_guaranteed: None,
             most_at_once,
+            looks: 0,
         }
     }
 
@@ -234,65 +290,121 @@ impl Scheduler {
         let index = usize::from(id.0);
         if self.ports.len() <= index {
             self.ports.resize_with(index + 1, || None);
+            self.round_links.grow(index + 1);
         }
         let Some(place) = self.ports.get_mut(index) else { return };
         match place {
             Some(port) => (port.share, port.cap, port.guarantee) = (share, cap, guarantee),
             None => {
-                let sent = Sent::default();
-                *place = Some(Port { share, credit: 0, is_in_round: false, cap, guarantee, sent });
+                *place = Some(Port {
+                    share,
+                    credit: 0,
+                    has_frames: false,
+                    place: Place::Out,
+                    claim: Claim::Out,
+                    cap,
+                    guarantee,
+                    sent: Sent::default(),
+                });
             }
         }
+        self.settle(id);
     }
 
     /// Removes a port.
     pub fn remove(&mut self, id: PortId) {
+        self.pause(id);
         if let Some(port) = self.ports.get_mut(usize::from(id.0)) {
             *port = None;
         }
-        self.round.retain(|known| *known != id);
     }
 
     fn port(&mut self, id: PortId) -> Option<&mut Port> {
         self.ports.get_mut(usize::from(id.0))?.as_mut()
     }
 
+    /// Moves a port to where it belongs. To be called after each change of it.
+    fn settle(&mut self, id: PortId) {
+        let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) else { return };
+        let (place, claim) = port.settled();
+        let (was_place, was_claim) = (port.place, port.claim);
+        (port.place, port.claim) = (place, claim);
+        if place != was_place {
+            let entry = u32::from(id.0);
+            match was_place {
+                Place::Out => {}
+                Place::Round => {
+                    self.round.remove(&mut self.round_links, entry);
+                    self.round_ports -= 1;
+                }
+                Place::Capped(at_ns) => drop(self.capped.remove(&(at_ns, id))),
+            }
+            match place {
+                Place::Out => {}
+                Place::Round => {
+                    self.round.push_back(&mut self.round_links, entry);
+                    self.round_ports += 1;
+                }
+                Place::Capped(at_ns) => drop(self.capped.insert((at_ns, id))),
+            }
+        }
+        if claim != was_claim {
+            match was_claim {
+                Claim::Out => {}
+                Claim::Entitled => drop(self.entitled.remove(&id)),
+                Claim::Refilling(at_ns) => drop(self.refilling.remove(&(at_ns, id))),
+            }
+            match claim {
+                Claim::Out => {}
+                Claim::Entitled => drop(self.entitled.insert(id)),
+                Claim::Refilling(at_ns) => drop(self.refilling.insert((at_ns, id))),
+            }
+        }
+    }
+
+    /// Fills the buckets of a port, and moves it to where it belongs.
+    fn fill(&mut self, now_ns: u64, id: PortId) {
+        let (lateness_ns, most_at_once) = (self.lateness.now_ns, self.most_at_once);
+        self.looks += 1;
+        let Some(port) = self.port(id) else { return };
+        for bucket in [&mut port.cap, &mut port.guarantee].into_iter().flatten() {
+            bucket.burst = burst(bucket.rate, lateness_ns, most_at_once);
+            bucket.fill(now_ns);
+        }
+        self.settle(id);
+    }
+
     /// A port has frames.
     pub fn has_frames(&mut self, id: PortId) {
         if let Some(port) = self.port(id)
-            && !port.is_in_round
+            && !std::mem::replace(&mut port.has_frames, true)
         {
-            port.is_in_round = true;
-            self.round.push_back(id);
+            self.settle(id);
         }
     }
 
     /// A port that was to be read had nothing.
     pub fn was_empty(&mut self, id: PortId) {
         if let Some(port) = self.port(id) {
-            port.is_in_round = false;
             // Nobody saves up credit; what is owed stays owed.
             port.credit = port.credit.min(0);
         }
-        self.round.retain(|known| *known != id);
+        self.pause(id);
     }
 
     /// A port is not to be read until [`Scheduler::has_frames`]; it keeps its credit.
     pub fn pause(&mut self, id: PortId) {
-        if let Some(port) = self.port(id) {
-            port.is_in_round = false;
+        if let Some(port) = self.port(id)
+            && std::mem::take(&mut port.has_frames)
+        {
+            self.settle(id);
         }
-        self.round.retain(|known| *known != id);
     }
 
     /// Whether a port has frames and is under its cap.
     pub fn may_read(&mut self, now_ns: u64, id: PortId) -> bool {
-        self.port(id).is_some_and(|port| {
-            if let Some(cap) = &mut port.cap {
-                cap.fill(now_ns);
-            }
-            port.is_in_round && port.is_under_cap()
-        })
+        self.fill(now_ns, id);
+        self.port(id).is_some_and(|port| port.place == Place::Round)
     }
 
     /// Whether a port has had much more than its turns: many of the longest segments.
@@ -311,22 +423,19 @@ impl Scheduler {
             uplink.fill(now_ns);
             uplink.take(sent.bytes);
         }
+        self.fill(now_ns, id);
         let Some(port) = self.port(id) else { return };
         port.sent.frames += sent.frames;
         port.sent.bytes += sent.bytes;
         if let Some(cap) = &mut port.cap {
-            cap.fill(now_ns);
             cap.take(sent.bytes);
         }
-        if let Some(guarantee) = &mut port.guarantee {
-            guarantee.fill(now_ns);
+        match &mut port.guarantee {
             // What is guaranteed counts for nothing else.
-            if guarantee.has() {
-                guarantee.take(sent.bytes);
-                return;
-            }
+            Some(guarantee) if guarantee.has() => guarantee.take(sent.bytes),
+            _ => port.owe(turns, sent),
         }
-        port.owe(turns, sent);
+        self.settle(id);
     }
 
     /// What a port has sent elsewhere in its turn, as part of that turn. One that was read since it has a guarantee waits
@@ -342,9 +451,10 @@ impl Scheduler {
 
     /// As [`Scheduler::charge`], of the port's cap only: what it has sent outside of its turns here.
     pub fn charge_cap(&mut self, now_ns: u64, id: PortId, sent: Sent) {
+        self.fill(now_ns, id);
         if let Some(cap) = self.port(id).and_then(|port| port.cap.as_mut()) {
-            cap.fill(now_ns);
             cap.take(sent.bytes);
+            self.settle(id);
         }
     }
 
@@ -371,7 +481,7 @@ impl Scheduler {
     }
 
     fn decide(&mut self, now_ns: u64) -> Next {
-        if self.round.is_empty() {
+        if self.round.is_empty() && self.capped.is_empty() {
             return Next::Idle;
         }
         let (lateness_ns, most_at_once) = (self.lateness.now_ns, self.most_at_once);
@@ -382,20 +492,11 @@ impl Scheduler {
                 return Next::Wait(uplink.ready_at());
             }
         }
-        let mut ready_at = u64::MAX;
-        for &id in &self.round {
-            let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) else { continue };
-            for bucket in [&mut port.cap, &mut port.guarantee].into_iter().flatten() {
-                bucket.burst = burst(bucket.rate, lateness_ns, most_at_once);
-                bucket.fill(now_ns);
-            }
-            match port.cap {
-                Some(cap) if !cap.has() => ready_at = ready_at.min(cap.ready_at()),
-                _ => ready_at = now_ns,
-            }
+        while let Some(id) = first_due(&self.capped, now_ns).or_else(|| first_due(&self.refilling, now_ns)) {
+            self.fill(now_ns, id);
         }
-        if ready_at > now_ns {
-            return Next::Wait(ready_at);
+        if self.round.is_empty() {
+            return self.capped.first().map_or(Next::Idle, |(at_ns, _)| Next::Wait(*at_ns));
         }
         if let Some(id) = self.guaranteed() {
             self.last_guaranteed = Some(id);
@@ -406,27 +507,30 @@ impl Scheduler {
 
     /// A port that has not had what is guaranteed to it: the next by number, so that each has its turn.
     fn guaranteed(&self) -> Option<PortId> {
-        let may = |port: &Port| port.is_under_cap() && port.guarantee.is_some_and(|bucket| bucket.has());
-        let of = |id: &PortId| self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
-        let all = self.round.iter().copied().filter(|id| of(id).is_some_and(may));
-        all.min_by_key(|id| (self.last_guaranteed.is_some_and(|last| *id <= last), *id))
+        let behind = self.last_guaranteed.map(|last| (Bound::Excluded(last), Bound::Unbounded));
+        let behind = behind.and_then(|behind| self.entitled.range(behind).next());
+        behind.or_else(|| self.entitled.first()).copied()
     }
 
-    /// The port whose turn it is: the first of the round that has credit. Each that is passed over gets its quantum.
+    /// The port whose turn it is: the first of the round that has credit. Each that is passed over gets its quantum, for which it
+    /// has sent as much before.
     fn in_turn(&mut self) -> Option<PortId> {
-        self.skip_rounds();
-        // After that, one full round brings somebody credit.
-        for _ in 0..=2 * self.round.len() {
-            let &id = self.round.front()?;
-            let turns = self.turns;
+        let turns = self.turns;
+        // In one full round all pay what they owe, then rounds are skipped, in another one a port comes to have credit, and is found.
+        for passed in 1..=3 * self.round_ports + 1 {
+            let entry = self.round.front()?;
+            let id = PortId(entry as u16);
+            self.looks += 1;
             let port = self.port(id)?;
-            if port.is_under_cap() {
-                if port.credit > 0 {
-                    return Some(id);
-                }
-                port.credit += port.quantum(turns);
+            if port.credit > 0 {
+                return Some(id);
             }
-            self.round.rotate_left(1);
+            port.credit += port.quantum(turns);
+            self.round.remove(&mut self.round_links, entry);
+            self.round.push_back(&mut self.round_links, entry);
+            if passed == self.round_ports {
+                self.skip_rounds();
+            }
         }
         None
     }
@@ -434,18 +538,62 @@ impl Scheduler {
     /// Rounds in which all would only pay what they owe are passed at once.
     fn skip_rounds(&mut self) {
         let turns = self.turns;
+        self.looks += 2 * self.round_ports as u64;
         let rounds = |port: &Port| -port.credit / port.quantum(turns);
-        let may = self.round.iter().filter_map(|id| self.ports.get(usize::from(id.0))?.as_ref());
-        let least = may.filter(|port| port.is_under_cap()).map(rounds).min().unwrap_or(0);
+        let round = self.round.iter(&self.round_links);
+        let ports = round.filter_map(|entry| self.ports.get(entry as usize)?.as_ref());
+        let least = ports.map(rounds).min().unwrap_or(0);
         if least <= 0 {
             return;
         }
-        for id in &self.round {
-            if let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut)
-                && port.is_under_cap()
-            {
+        for entry in self.round.iter(&self.round_links) {
+            if let Some(port) = self.ports.get_mut(entry as usize).and_then(Option::as_mut) {
                 port.credit += least * port.quantum(turns);
             }
+        }
+    }
+}
+
+/// The port that is due first, if that is now.
+fn first_due(by_time: &BTreeSet<(u64, PortId)>, now_ns: u64) -> Option<PortId> {
+    by_time.first().filter(|(at_ns, _)| *at_ns <= now_ns).map(|(_, id)| *id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A frame costs its own port's look, and a share of the turns that it pays for, however many ports have caps, guarantees and
+    /// frames.
+    #[test]
+    fn a_frame_looks_at_few_ports() {
+        const FRAMES: u64 = 20_000;
+        let full = Sent { frames: 1, bytes: 1538 };
+        let shares = [
+            Share::default(),
+            Share { most: Some(1_000_000), ..Share::default() },
+            Share { guaranteed: 1_000_000, ..Share::default() },
+        ];
+        for sizes in [[full, full], [Sent { frames: 1, bytes: 84 }, Sent { frames: 43, bytes: 66_000 }]] {
+            let mut scheduler = Scheduler::new(Turns::Bytes, 100_000, 65_536);
+            for id in 0..1000 {
+                scheduler.set(0, PortId(id), shares[usize::from(id % 3)]);
+                scheduler.has_frames(PortId(id));
+            }
+            let (mut now_ns, mut read, before) = (0, 0, scheduler.looks);
+            while read < FRAMES {
+                match scheduler.next(now_ns) {
+                    Next::Read(id) => {
+                        scheduler.charge(now_ns, id, sizes[usize::from(id.0 > 0)]);
+                        read += 1;
+                        now_ns += 2000;
+                    }
+                    Next::Wait(at_ns) => now_ns = at_ns,
+                    Next::Idle => panic!("all have frames"),
+                }
+            }
+            let looks = (scheduler.looks - before) / FRAMES;
+            assert!(looks < 60, "{looks} looks a frame of {sizes:?}");
         }
     }
 }

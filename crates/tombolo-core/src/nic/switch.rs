@@ -4,7 +4,8 @@
 //! no port goes to the uplink, and what comes from there for no port is dropped and counted. Broadcasts and multicasts are
 //! copied. A frame whose source is not its port's own address is dropped: no port can be taken for another.
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lookup::Lookup;
 use std::net::IpAddr;
@@ -202,6 +203,28 @@ pub struct Switch {
     mode: Mode,
     ports: Vec<Option<Rules>>,
     by_mac: Lookup<Mac, PortId>,
+    /// The ports of each virtual network that see no tags, and those that see some.
+    access: BTreeMap<u16, BTreeSet<PortId>>,
+    trunks: BTreeSet<PortId>,
+    /// The ports that get each multicast group, those that get all, and those that get everything.
+    by_group: BTreeMap<Mac, BTreeSet<PortId>>,
+    all_groups: BTreeSet<PortId>,
+    promiscuous: BTreeSet<PortId>,
+}
+
+/// Puts a port into a set of a table, or takes it out; a set without ports is gone.
+fn put<Key: Ord>(table: &mut BTreeMap<Key, BTreeSet<PortId>>, key: Key, id: PortId, is_in: bool) {
+    let ports = table.entry(key);
+    match ports {
+        Entry::Occupied(mut known) if !is_in => {
+            known.get_mut().remove(&id);
+            if known.get().is_empty() {
+                known.remove();
+            }
+        }
+        Entry::Vacant(_) if !is_in => {}
+        ports => drop(ports.or_default().insert(id)),
+    }
 }
 
 /// A port cannot have these rules.
@@ -254,15 +277,33 @@ impl Switch {
         }
         if let Some(place) = self.ports.get_mut(index) {
             self.by_mac.insert(rules.mac, id);
-            *place = Some(rules);
+            *place = Some(rules.clone());
         }
+        self.file(id, &rules, true);
         Ok(())
+    }
+
+    /// Puts a port into the sets that its rules name, or takes it out of them.
+    fn file(&mut self, id: PortId, rules: &Rules, is_in: bool) {
+        let put_in = |ports: &mut BTreeSet<PortId>| if is_in { ports.insert(id) } else { ports.remove(&id) };
+        match &rules.vlans {
+            Vlans::Access(vlan) => put(&mut self.access, *vlan, id, is_in),
+            Vlans::Trunk(_) => drop(put_in(&mut self.trunks)),
+        }
+        match &rules.groups {
+            Some(groups) => groups.iter().for_each(|group| put(&mut self.by_group, *group, id, is_in)),
+            None => drop(put_in(&mut self.all_groups)),
+        }
+        if rules.is_promiscuous {
+            put_in(&mut self.promiscuous);
+        }
     }
 
     /// Removes a port.
     pub fn remove(&mut self, id: PortId) {
         if let Some(rules) = self.ports.get_mut(usize::from(id.0)).and_then(Option::take) {
             self.by_mac.remove(&rules.mac);
+            self.file(id, &rules, false);
         }
     }
 
@@ -310,6 +351,16 @@ impl Switch {
         self.find_targets(from, &frame, targets)
     }
 
+    /// Ports that may get a frame for this address, beside its owner: some may be in another virtual network, and one may come twice.
+    fn candidates(&self, to: Mac, vlan: u16) -> impl Iterator<Item = PortId> {
+        let of_all =
+            (to == Mac::BROADCAST).then(|| self.access.get(&vlan).into_iter().flatten().chain(&self.trunks));
+        let of_group = (to.is_group() && to != Mac::BROADCAST)
+            .then(|| self.by_group.get(&to).into_iter().flatten().chain(&self.all_groups));
+        let known = of_all.into_iter().flatten().chain(of_group.into_iter().flatten());
+        known.chain(&self.promiscuous).copied()
+    }
+
     fn find_targets(&self, from: Origin, frame: &Frame<'_>, targets: &mut Targets) -> Result<(), Refusal> {
         let from_port = match from {
             Origin::Uplink => None,
@@ -321,22 +372,12 @@ impl Switch {
         // What comes back to its own port is for nobody else, either.
         let is_private =
             owner.is_some_and(|owner| from_port.is_some() && !may_reach_ports && Some(owner) != from_port);
-        let gets = |rules: &Rules, id: PortId| {
-            let is_for_it = if frame.destination.is_group() {
-                let is_member = |groups: &BTreeSet<Mac>| groups.contains(&frame.destination);
-                frame.destination == Mac::BROADCAST || rules.groups.as_ref().is_none_or(is_member)
-            } else {
-                owner == Some(id)
-            };
-            rules.is_in(targets.vlan) && (is_for_it || rules.is_promiscuous)
-        };
         if may_reach_ports {
-            let known = (0..=u16::MAX)
-                .map(PortId)
-                .zip(&self.ports)
-                .filter_map(|(id, rules)| Some((id, rules.as_ref()?)));
-            let known = known.filter(|(id, rules)| Some(*id) != from_port && gets(rules, *id));
-            targets.ports.extend(known.map(|(id, _)| id));
+            let is_in = |id: &PortId| self.rules(*id).is_some_and(|rules| rules.is_in(targets.vlan));
+            let known = self.candidates(frame.destination, targets.vlan).chain(owner);
+            targets.ports.extend(known.filter(|id| Some(*id) != from_port && is_in(id)));
+            targets.ports.sort_unstable();
+            targets.ports.dedup();
         }
         targets.uplink = from_port.is_some() && owner.is_none();
         match (targets.ports.is_empty() && !targets.uplink, is_private) {
@@ -380,5 +421,33 @@ fn check_source(rules: &Rules, frame: &Frame<'_>) -> Result<(), Refusal> {
         Err(Refusal::WrongAddress)
     } else {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A frame for one port, or for a group of few, looks at few of a thousand.
+    #[test]
+    fn a_frame_looks_at_the_ports_that_may_get_it() {
+        let mut switch = Switch::new(Mode::Bridge);
+        let mac = |id: u16| Mac([2, 0, 0, 0, (id >> 8) as u8, id as u8]);
+        let group = |id: u16| Mac([0x33, 0x33, 0xff, 0, (id >> 8) as u8, id as u8]);
+        for id in 0..1000 {
+            let vlans = if id < 20 { Vlans::Access(7) } else { Vlans::default() };
+            let groups = Some(BTreeSet::from([group(id), group(1000)]));
+            let rules = Rules { vlans, groups, is_promiscuous: id == 500, ..Rules::new(mac(id)) };
+            switch.set(PortId(id), rules).expect("good rules");
+        }
+        let looks = |switch: &Switch, to, vlan| switch.candidates(to, vlan).count();
+        assert_eq!(looks(&switch, mac(9), 0), 1);
+        assert_eq!(looks(&switch, group(9), 0), 2);
+        assert_eq!(looks(&switch, group(1000), 0), 1001);
+        assert_eq!(looks(&switch, Mac::BROADCAST, 7), 21);
+        assert_eq!(looks(&switch, Mac::BROADCAST, 0), 981);
+        (0..1000).for_each(|id| switch.remove(PortId(id)));
+        assert_eq!(looks(&switch, group(1000), 0) + looks(&switch, Mac::BROADCAST, 0), 0);
+        assert!(switch.access.is_empty() && switch.by_group.is_empty());
     }
 }

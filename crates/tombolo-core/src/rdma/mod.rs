@@ -42,7 +42,6 @@ pub mod congestion;
 mod counters;
 mod engine;
 pub mod initiator;
-mod list;
 pub mod read_server;
 pub mod responder;
 mod round_trip;

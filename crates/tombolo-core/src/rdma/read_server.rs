@@ -17,9 +17,9 @@
 
 use super::config::Config;
 use super::counters::Counters;
-use super::list::{Chain, List, NONE};
 use super::scheduler::{ClassPicker, Shares};
 use super::transfer::{Class, Direction, PathId, PeerId, Transfer};
+use crate::list::{Chain, List, NONE};
 use std::collections::VecDeque;
 use tombolo_wire::{
     Domain, NackCode, Packet, READ_WINDOW, ReadAccept, ReadReject, ReadRequest, Refusal, RequestId,

@@ -10,8 +10,8 @@
 //! congestion window is full leaves the rings until it opens: its transfers
 //! cost nothing meanwhile and hold nobody up.
 
-use super::list::{Chain, List};
 use super::transfer::Class;
+use crate::list::{Chain, List};
 
 /// Strict order with a bound on starvation, over anything that has work by class.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use tombolo_core::nic::offload::{OFFLOAD_BYTES, OffloadHeader, on_wire};
 use tombolo_core::nic::{
-    Counters, Exchange, Limits, Mac, Mode, Outward, PortConfig, PortId, Refusal, Rules, Share, Step, Targets,
-    Turns,
+    COPIES_AT_ONCE, Counters, Exchange, Limits, Mac, Mode, Origin, Outward, PortConfig, PortId, Refusal,
+    Rules, Share, Step, Targets, Turns,
 };
 use tombolo_random::{Random, Seeds};
 
@@ -16,6 +16,7 @@ const S: u64 = 1_000_000_000;
 const RATE: u64 = 250_000_000;
 const WAKE_NS: u64 = 100_000;
 const OUTSIDE: u8 = 100;
+const ALL: u8 = 0xff;
 
 fn mac(number: u8) -> Mac {
     Mac([2, 0, 0, 0, 0, number])
@@ -39,7 +40,7 @@ struct Sample {
 
 /// A segment of TCP over IPv4 that is cut into frames of 1500 bytes, or a short frame.
 fn bytes_of(from: u8, sample: &Sample) -> (OffloadHeader, Vec<u8>) {
-    let to = if sample.to == 0xff { Mac([0xff; 6]) } else { mac(sample.to) };
+    let to = if sample.to == ALL { Mac([0xff; 6]) } else { mac(sample.to) };
     let mut bytes = frame_of(to, mac(from), None, sample.length);
     let mut header = [0; OFFLOAD_BYTES];
     if sample.length > 1514 {
@@ -63,6 +64,22 @@ struct Port {
     sent: u64,
     came: Vec<u64>,
     outside: Vec<u64>,
+}
+
+/// A frame that goes to many ports, and those that have not had it.
+#[derive(Debug)]
+struct Spread {
+    from: Origin,
+    sample: Sample,
+    left: VecDeque<u16>,
+}
+
+impl Spread {
+    /// The ports that get it next are these.
+    fn check(&mut self, targets: &Targets) {
+        let next: Vec<PortId> = self.left.drain(..self.left.len().min(COPIES_AT_ONCE)).map(PortId).collect();
+        assert_eq!(targets.ports, next, "{self:?}");
+    }
 }
 
 /// What was counted, also of ports and owners that have gone.
@@ -89,7 +106,7 @@ impl Totals {
 fn run(seed: u64) {
     let mut random = Random::new(seed);
     let rate = random.one_in(2).then_some(RATE);
-    let count = 2 + random.below(5) as u8;
+    let count = if random.one_in(4) { 15 + random.below(40) as u8 } else { 2 + random.below(5) as u8 };
     let mut exchange = Exchange::new(Mode::Bridge, limits(rate));
     let mut ports: Vec<Port> = (0..count).map(|_| Port::default()).collect();
     let shares: Vec<Share> = (0..count)
@@ -107,7 +124,10 @@ fn run(seed: u64) {
     // from outside to ports, and to nobody; what was not taken.
     let (mut of_ports, mut of_uplink) = (Totals::default(), Totals::default());
     let (mut kept_lost, mut queue_lost, mut inward, mut unknown) = (0, 0, 0, 0);
-    let (mut not_taken, mut not_taken_outside, mut lives) = (0, 0, 1u64);
+    let (mut not_taken, mut not_taken_inward, mut not_taken_outside, mut lives) = (0, 0, 0, 1u64);
+    let mut spreads: Vec<Spread> = Vec::new();
+    // Copies of what ports send to all.
+    let mut copies = 0u64;
     let mut steps = 0u64;
     loop {
         steps += 1;
@@ -116,7 +136,11 @@ fn run(seed: u64) {
         if steps < 3000 && random.one_in(3) {
             let id = random.below(count.into()) as usize;
             for _ in 0..=random.below(8) {
-                let to = if random.one_in(2) { OUTSIDE } else { random.below(count.into()) as u8 };
+                let to = match random.below(8) {
+                    0 => ALL,
+                    1..=4 => OUTSIDE,
+                    _ => random.below(count.into()) as u8,
+                };
                 let length = [60, 300, 1514, 30_000][random.index(4)];
                 let sample = Sample { number: ports[id].sent, to, length };
                 ports[id].sent += 1;
@@ -124,20 +148,31 @@ fn run(seed: u64) {
             }
         }
         // From outside, to a port or to nobody.
-        if steps < 3000 && random.one_in(10) {
-            let to = random.below(u64::from(count) + 1) as u8;
+        if steps < 3000 && random.one_in(10) && !exchange.is_spreading(Origin::Uplink) {
+            let to = if random.one_in(5) { ALL } else { random.below(u64::from(count) + 1) as u8 };
             let sample = Sample { number: steps, to, length: [60, 1514, 30_000][random.index(3)] };
             let (header, bytes) = bytes_of(OUTSIDE, &sample);
             let found = exchange.from_uplink(&header, &bytes, &mut targets);
             if to == count {
                 assert_eq!(found, Err(Refusal::Unknown));
                 unknown += 1;
+            } else if to == ALL {
+                assert!(found.is_ok() && !targets.uplink);
+                let mut spread = Spread { from: Origin::Uplink, sample, left: (0..count.into()).collect() };
+                spread.check(&targets);
+                for id in &targets.ports {
+                    let was_taken = !random.one_in(20);
+                    exchange.delivered(*id, &bytes, &targets.wire, was_taken);
+                    inward += u64::from(was_taken);
+                    not_taken_inward += u64::from(!was_taken);
+                }
+                spreads.extend(Some(spread).filter(|spread| !spread.left.is_empty()));
             } else {
                 assert!(found.is_ok() && targets.ports == [PortId(to.into())] && !targets.uplink);
                 let was_taken = !random.one_in(20);
                 exchange.delivered(PortId(to.into()), &bytes, &targets.wire, was_taken);
                 inward += u64::from(was_taken);
-                not_taken += u64::from(!was_taken);
+                not_taken_inward += u64::from(!was_taken);
             }
         }
         // A port goes, with its queue, and another one comes in its place.
@@ -145,6 +180,8 @@ fn run(seed: u64) {
             let id = random.index(count.into());
             of_ports.add(exchange.counters(PortId(id as u16)).unwrap());
             exchange.remove(PortId(id as u16));
+            spreads.retain(|spread| spread.from != Origin::Port(PortId(id as u16)));
+            spreads.iter_mut().for_each(|spread| spread.left.retain(|left| *left != id as u16));
             kept_lost += u64::from(ports[id].kept.take().is_some());
             queue_lost += ports[id].queue.drain(..).count() as u64;
             exchange.set(now_ns, PortId(id as u16), config(id as u8, shares[id])).unwrap();
@@ -156,6 +193,7 @@ fn run(seed: u64) {
                 kept_lost += u64::from(ports[usize::from(id)].kept.take().is_some());
             }
             of_uplink.add(exchange.uplink_counters());
+            spreads.clear();
             (exchange, is_full, lives) = (Exchange::new(Mode::Bridge, limits(rate)), false, lives + 1);
             for id in 0..count {
                 exchange.set(now_ns, PortId(id.into()), config(id, shares[usize::from(id)])).unwrap();
@@ -173,7 +211,8 @@ fn run(seed: u64) {
         match exchange.next(now_ns) {
             Step::Read(id) => {
                 let port = &mut ports[usize::from(id.0)];
-                assert!(port.kept.is_none(), "a port that waits is read");
+                let is_spreading = spreads.iter().any(|spread| spread.from == Origin::Port(id));
+                assert!(port.kept.is_none() && !is_spreading, "a port that waits is read");
                 let Some(sample) = port.queue.pop_front() else {
                     exchange.was_empty(id);
                     continue;
@@ -183,8 +222,22 @@ fn run(seed: u64) {
                 if sample.to == id.0 as u8 {
                     assert_eq!(result, Err(Refusal::Unknown), "to itself");
                     refused += 1;
-                } else if sample.to == OUTSIDE {
-                    assert!(targets.uplink && targets.ports.is_empty());
+                } else if sample.to == OUTSIDE || sample.to == ALL {
+                    assert!(targets.uplink);
+                    let all = if sample.to == ALL { 0..count.into() } else { 0..0 };
+                    let left = all.filter(|to| *to != id.0).collect();
+                    let mut spread = Spread { from: Origin::Port(id), sample, left };
+                    spread.check(&targets);
+                    for to in &targets.ports {
+                        let was_taken = !random.one_in(20);
+                        exchange.delivered(*to, &bytes, &targets.wire, was_taken);
+                        ports[usize::from(to.0)]
+                            .came
+                            .extend(was_taken.then_some(u64::from(id.0) << 32 | sample.number));
+                        not_taken += u64::from(!was_taken);
+                        copies += 1;
+                    }
+                    spreads.extend(Some(spread).filter(|spread| !spread.left.is_empty()));
                     match result {
                         Ok(Outward::Now) => {
                             assert!(rate.is_none() && !is_full);
@@ -233,13 +286,38 @@ fn run(seed: u64) {
                 exchange.sent(now_ns, id, &bytes, was_taken);
                 not_taken_outside += u64::from(!was_taken);
             }
+            Step::Spread(from) => {
+                exchange.spread(from, &mut targets);
+                let at = spreads.iter().position(|spread| spread.from == from).expect("it spreads");
+                let spread = &mut spreads[at];
+                spread.check(&targets);
+                assert!(!targets.uplink);
+                let (header, bytes) = bytes_of(OUTSIDE, &spread.sample);
+                assert_eq!(on_wire(&header, &bytes, 1500), Ok(targets.wire));
+                for to in &targets.ports {
+                    let was_taken = !random.one_in(20);
+                    exchange.delivered(*to, &bytes, &targets.wire, was_taken);
+                    if let Origin::Port(id) = from {
+                        let came = &mut ports[usize::from(to.0)].came;
+                        came.extend(was_taken.then_some(u64::from(id.0) << 32 | spread.sample.number));
+                        not_taken += u64::from(!was_taken);
+                        copies += 1;
+                    } else {
+                        inward += u64::from(was_taken);
+                        not_taken_inward += u64::from(!was_taken);
+                    }
+                }
+                assert_eq!(exchange.is_spreading(from), !spread.left.is_empty());
+                spreads.retain(|spread| !spread.left.is_empty());
+            }
             Step::Wait(at_ns) => {
+                assert!(spreads.is_empty(), "ports wait for their copies");
                 assert!(at_ns > now_ns);
                 now_ns = at_ns + random.below(WAKE_NS);
             }
             Step::Idle => {
                 let has_work = ports.iter().any(|port| port.kept.is_some() || !port.queue.is_empty());
-                assert!(is_full || !has_work, "it stands still");
+                assert!((is_full || !has_work) && spreads.is_empty(), "it stands still");
                 if steps >= 3000 && !has_work {
                     break;
                 }
@@ -256,13 +334,16 @@ fn run(seed: u64) {
     (0..count).for_each(|id| of_ports.add(exchange.counters(PortId(id.into())).unwrap()));
     of_uplink.add(exchange.uplink_counters());
     assert_eq!((of_ports.refused, of_uplink.refused), (refused, unknown));
-    assert_eq!((of_ports.undelivered, of_uplink.undelivered), (not_taken, not_taken_outside));
+    assert_eq!(
+        (of_ports.undelivered, of_uplink.undelivered),
+        (not_taken + not_taken_inward, not_taken_outside)
+    );
     let came: usize = ports.iter().map(|port| port.came.len()).sum();
     let outside: usize = ports.iter().map(|port| port.outside.len()).sum();
     assert_eq!((of_ports.received, of_uplink.sent), (came as u64 + inward, outside as u64));
     // What was read came somewhere, or is known to be lost; what was not read was refused, or went with its port.
-    let lost_within = of_ports.undelivered - (of_uplink.received - inward);
-    assert_eq!(of_ports.sent, came as u64 + lost_within + outside as u64 + not_taken_outside + kept_lost);
+    let within = came as u64 + not_taken - copies;
+    assert_eq!(of_ports.sent, within + outside as u64 + not_taken_outside + kept_lost);
     assert_eq!(of_ports.sent + refused + queue_lost, ports.iter().map(|port| port.sent).sum());
     for port in &ports {
         assert!(port.outside.is_sorted(), "out of order");
@@ -426,6 +507,7 @@ impl Flood {
                     outward[number] += on_wire(&header, &bytes, 1500).unwrap().bytes;
                     exchange.sent(now_ns, id, &bytes, true);
                 }
+                Step::Spread(from) => panic!("{from:?} spreads among four ports"),
                 Step::Wait(_) | Step::Idle => {}
             }
         }

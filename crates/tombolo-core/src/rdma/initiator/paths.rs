@@ -14,10 +14,10 @@
 
 use super::Initiator;
 use super::tables::{Place, SendPeer, Stuck};
+use crate::list::List;
 use crate::rdma::action::{Block, PathStatus};
 use crate::rdma::config::Config;
 use crate::rdma::congestion::Congestion;
-use crate::rdma::list::List;
 use crate::rdma::round_trip::RoundTrip;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{MAX_PATHS, PathId, PeerId};

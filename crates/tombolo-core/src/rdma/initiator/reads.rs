@@ -7,9 +7,9 @@
 
 use super::Initiator;
 use super::tables::{Queue, request_place};
+use crate::list::NONE;
 use crate::rdma::action::Action;
 use crate::rdma::config::Config;
-use crate::rdma::list::NONE;
 use crate::rdma::scheduler::ASK;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PathId, PeerId, TransferError, TransferId};

@@ -1,8 +1,8 @@
 //! The tables of the initiator: transfers, transactions and peers.
 
 use super::paths::Path;
+use crate::list::{Chain, List, NONE};
 use crate::rdma::config::Config;
-use crate::rdma::list::{Chain, List, NONE};
 use crate::rdma::round_trip::RoundTrip;
 use crate::rdma::scheduler::{ClassPicker, Shares};
 use crate::rdma::time::Time;

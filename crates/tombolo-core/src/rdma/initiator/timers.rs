@@ -8,7 +8,7 @@
 
 use super::Initiator;
 use super::tables::{Place, Queue, SendPeer, Transaction, Transactions, request_place};
-use crate::rdma::list::List;
+use crate::list::List;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
 use crate::wakes::{NEVER, Wake};

@@ -144,6 +144,46 @@ s.send(b'the end')
     }
 }
 
+/// What is for all comes to each of many ports once and in order, whether it is written to them in one step or in several.
+#[test]
+fn broadcasts_come_to_each_of_many_ports_once() {
+    needs!("ip", "ping", "python3");
+    const RECEIVES: &str = "
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, 33, 8 << 20) # SO_RCVBUFFORCE
+s.bind(('', 5556))
+s.settimeout(30)
+print('listening', flush=True)
+came = []
+while b'the end' not in came: came.append(s.recv(2048))
+print('in order:', came[:-1] == [b'%d' % number for number in range(200)], len(came))
+";
+    const SENDS: &str = "
+import socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+for number in range(200):
+    s.sendto(b'%d' % number, ('10.80.0.255', 5556))
+    if number % 20 == 0: time.sleep(0.01)
+s.sendto(b'the end', ('10.80.0.255', 5556))
+";
+    const PORTS: usize = 40;
+    let Some(room) = Room::open(PORTS, &[], &[]) else { return };
+    for (from, to) in [("1", ["2", "18", "40", OUTSIDE]), (OUTSIDE, ["1", "16", "17", "40"])] {
+        let receiving = to.map(|to| room.start(to, &["python3", "-c", RECEIVES]));
+        for receiver in &receiving {
+            receiver.output_with("listening", PATIENCE);
+        }
+        room.ok(from, &["python3", "-c", SENDS]);
+        for (receiver, to) in receiving.into_iter().zip(to) {
+            let outcome = receiver.wait(PATIENCE);
+            let said = format!("{} {}", outcome.text(), outcome.stderr);
+            assert!(outcome.text().contains("in order: True 201"), "{from} to {to}: {said}");
+        }
+    }
+}
+
 /// A tunnel over ports that may have one address each: what the kernels leave to be cut lies within it.
 #[test]
 fn a_tunnel_carries_long_segments() {

@@ -1,6 +1,6 @@
 //! Doubly linked lists over table indices.
 //!
-//! The timeout list of QOS §4.1 must drop any entry in O(1) when its
+//! The timeout list of QOS §4.1 (module `rdma`) must drop any entry in O(1) when its
 //! acknowledgement comes; so must the queues when a transfer dies. The links
 //! live in a [`Chain`] beside the table, so that a list costs no allocation and
 //! an entry can sit in as many lists as there are chains.
