@@ -16,11 +16,13 @@ pub(crate) mod allow;
 pub(crate) mod file;
 mod key;
 mod permissions;
+mod reader;
 
-pub use allow::AllowList;
+pub use allow::{AllowList, KeyRights};
 pub use file::{KeyFileError, read_key_file, write_key_file};
 pub use key::{KeyError, KeyPair, PUBLIC_PREFIX, PublicKey, SECRET_PREFIX};
 pub use permissions::{Permission, Permissions, PermissionsError};
+pub use reader::{ListReader, Reading, Ticket};
 
 /// This node's keys, and the peers it talks to.
 #[derive(Debug)]
@@ -29,6 +31,8 @@ pub struct Identity {
     pub keys: KeyPair,
     /// The public keys of the nodes that it accepts and connects to.
     pub allowed: AllowList,
+    /// Reads that list for whoever must not wait for it.
+    pub reader: ListReader,
 }
 
 /// How UDP links are protected. Shared memory is protected by the permissions of its socket's path.
@@ -43,7 +47,8 @@ pub enum Security {
 impl Security {
     /// Links of this node, whoever may be on its list.
     pub fn secure(keys: KeyPair, allowed: AllowList) -> Self {
-        Self::Secure(Arc::new(Identity { keys, allowed }))
+        let reader = ListReader::new(allowed.clone());
+        Self::Secure(Arc::new(Identity { keys, allowed, reader }))
     }
 
     pub(crate) fn identity(&self) -> Option<&Arc<Identity>> {

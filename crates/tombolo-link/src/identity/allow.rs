@@ -35,20 +35,32 @@ impl AllowList {
 
     /// What the node with this key may ask for; `None` if the key is not on the list.
     pub fn permissions_of(&self, key: &PublicKey) -> Result<Option<Permissions>, KeyFileError> {
-        Ok(self.permissions()?(key))
+        Ok(self.rights()?.of(key))
     }
 
-    /// A function from a key to its permissions, from one reading of the list.
-    pub fn permissions(&self) -> Result<impl Fn(&PublicKey) -> Option<Permissions> + use<>, KeyFileError> {
+    /// What one reading of the list says.
+    pub fn rights(&self) -> Result<KeyRights, KeyFileError> {
         let entries = match self {
             Self::Keys(keys) => keys.iter().copied().map(Entry::all).collect(),
             Self::File(path) => read(path)?,
         };
-        Ok(move |key: &PublicKey| {
-            // A key that is there twice may do what both lines say: none of them is forgotten.
-            let lines = entries.iter().filter(|entry| entry.key == *key).map(|entry| entry.permissions);
-            lines.reduce(Permissions::and)
-        })
+        Ok(KeyRights { entries })
+    }
+}
+
+/// What the nodes with some keys may ask for: one reading of a list.
+#[derive(Debug)]
+pub struct KeyRights {
+    entries: Vec<Entry>,
+}
+
+impl KeyRights {
+    /// What the node with this key may ask for; `None` if the key is not on the list.
+    #[must_use]
+    pub fn of(&self, key: &PublicKey) -> Option<Permissions> {
+        // A key that is there twice may do what both lines say: none of them is forgotten.
+        let lines = self.entries.iter().filter(|entry| entry.key == *key).map(|entry| entry.permissions);
+        lines.reduce(Permissions::and)
     }
 }
 

@@ -85,6 +85,33 @@ pub enum KeyFileError {
     },
 }
 
+impl Clone for KeyFileError {
+    fn clone(&self) -> Self {
+        let same = |reason: &io::Error| match reason.raw_os_error() {
+            Some(code) => io::Error::from_raw_os_error(code),
+            None => io::Error::new(reason.kind(), reason.to_string()),
+        };
+        match self {
+            Self::Unreadable { path, reason } => {
+                Self::Unreadable { path: path.clone(), reason: same(reason) }
+            }
+            Self::Unwritable { path, reason } => {
+                Self::Unwritable { path: path.clone(), reason: same(reason) }
+            }
+            Self::Exists { path } => Self::Exists { path: path.clone() },
+            Self::TooOpen { path, mode } => Self::TooOpen { path: path.clone(), mode: *mode },
+            Self::Line { path, line, reason } => {
+                Self::Line { path: path.clone(), line: *line, reason: reason.clone() }
+            }
+            Self::Permissions { path, line, reason } => {
+                Self::Permissions { path: path.clone(), line: *line, reason: reason.clone() }
+            }
+            Self::Empty { path } => Self::Empty { path: path.clone() },
+            Self::NoText { path } => Self::NoText { path: path.clone() },
+        }
+    }
+}
+
 /// The whole text of a file of keys.
 pub(super) fn read_text(file: File, path: &Path) -> Result<Zeroizing<String>, KeyFileError> {
     // Room for all of it at once: a buffer that grows leaves copies of secrets behind.

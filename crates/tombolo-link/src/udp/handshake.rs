@@ -145,7 +145,8 @@ impl Asking {
             // What is not genuine is no answer, nor is a welcome: there is no place for us yet.
             Ok(wire::handshake_of(body, 2).and_then(|(_, second)| handshake.read_second(second).ok()))
         })?;
-        let welcome = identity.allowed.allows(&key)?;
+        let rights = identity.reader.wait(self.deadline.saturating_duration_since(Instant::now()))?;
+        let welcome = rights.of(&key).is_some();
         let (third, mut seals) = handshake.finish_initiator(welcome)?;
         let third = wire::handshake(session, nonce, 3, &third);
         let address = self.address();

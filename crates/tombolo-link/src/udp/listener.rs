@@ -56,6 +56,12 @@ const MAX_BEGINNINGS: usize = 8;
 /// Datagrams kept that new sockets have caught of others. What is dropped comes again.
 const MAX_KEPT: usize = 64;
 
+/// What the poller calls its own descriptors. Numbers of sessions are cookies, which are none of these but by a chance that costs one
+/// turn.
+const STRANGERS: u64 = 0;
+const MORE: u64 = 2;
+const FOUND: u64 = 3;
+
 /// A handshake until both keys are verified.
 #[derive(Debug)]
 struct Pending {
@@ -160,6 +166,8 @@ pub struct UdpListener {
     poller: OwnedFd,
     /// In the poller: readable while links wait to be accepted, or what sockets have caught to be heard.
     more: EventFd,
+    /// In the poller: readable when keys of pending sessions have been looked up.
+    found: Arc<EventFd>,
     cookies: Cookies,
     /// With keys: ours, and the list.
     identity: Option<Arc<Identity>>,
@@ -194,10 +202,13 @@ impl UdpListener {
         })?;
         let address = socket.local_address().map_err(system("UDP address"))?;
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
-        epoll::add(&poller, &socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+        epoll::add(&poller, &socket, epoll::EventData::new_u64(STRANGERS), epoll::EventFlags::IN)
             .map_err(system("epoll"))?;
         let more = EventFd::new().map_err(system("eventfd"))?;
-        epoll::add(&poller, &more, epoll::EventData::new_u64(2), epoll::EventFlags::IN)
+        epoll::add(&poller, &more, epoll::EventData::new_u64(MORE), epoll::EventFlags::IN)
+            .map_err(system("epoll"))?;
+        let found = Arc::new(EventFd::new().map_err(system("eventfd"))?);
+        epoll::add(&poller, &found, epoll::EventData::new_u64(FOUND), epoll::EventFlags::IN)
             .map_err(system("epoll"))?;
         let strangers = Strangers {
             buffer: vec![0; RECEIVE_BUFFER_BYTES],
@@ -212,7 +223,7 @@ impl UdpListener {
         };
         let counters = Counters::default();
         let strangers = Mutex::new(strangers);
-        Ok(Self { socket, address, poller, more, cookies, identity, strangers, settings, counters })
+        Ok(Self { socket, address, poller, more, found, cookies, identity, strangers, settings, counters })
     }
 
     /// Hears some of what strangers sent to the listening socket.
@@ -407,7 +418,7 @@ impl UdpListener {
             return Ok(());
         }
         let Some(socket) = self.session_socket(strangers, from)? else { return Ok(()) };
-        let responder = Responder::new(socket, identity.clone(), from, (number, nonce), first)?;
+        let responder = Responder::new(socket, identity.clone(), from, (number, nonce), first, &self.found)?;
         let Some(responder) = responder else { return self.discard() };
         strangers.begin(number);
         let data = epoll::EventData::new_u64(number);
@@ -415,6 +426,22 @@ impl UdpListener {
         strangers.pending.push(Pending { responder: Box::new(responder), begun: now });
         self.counters.begun.add(1);
         Ok(())
+    }
+
+    /// The first pending session whose key has been looked up, and how it goes on.
+    fn first_looked_up(&self, strangers: &mut Strangers) -> Option<(usize, Progress)> {
+        let _ = self.found.drain();
+        for (index, pending) in strangers.pending.iter_mut().enumerate() {
+            match pending.responder.look_up() {
+                Progress::Waiting => {}
+                progress => {
+                    // There may be others.
+                    let _ = self.found.signal();
+                    return Some((index, progress));
+                }
+            }
+        }
+        None
     }
 
     /// The next link that is ready; drops handshakes that failed or took too long.
@@ -428,16 +455,20 @@ impl UdpListener {
         for event in events {
             let number = event.data.u64();
             let is_it = |pending: &Pending| pending.responder.session() == number;
-            // None: the listening socket, or `more`.
-            let Some(index) = strangers.pending.iter().position(is_it) else { continue };
-            match strangers.pending[index].responder.advance() {
-                Progress::Waiting => {}
+            let progress = match strangers.pending.iter().position(is_it) {
+                Some(index) => Some((index, strangers.pending[index].responder.advance())),
+                None if number == FOUND => self.first_looked_up(strangers),
+                // The listening socket, or `more`.
+                None => None,
+            };
+            match progress {
+                None | Some((_, Progress::Waiting)) => {}
                 // It stays for a while, in case the peer has not heard.
-                Progress::Refused(error) => {
+                Some((_, Progress::Refused(error))) => {
                     self.counters.refused.add(1);
                     return Err(error);
                 }
-                Progress::Agreed => {
+                Some((index, Progress::Agreed)) => {
                     let Pending { responder, .. } = strangers.pending.remove(index);
                     let _ = epoll::delete(&self.poller, &responder.socket);
                     return Ok(responder.into_link(self.settings)?.map(Arc::new));

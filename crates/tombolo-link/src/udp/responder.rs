@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::io::Errno;
+use tombolo_host::event::EventFd;
 use tombolo_host::udp::UdpSocket;
 
 use super::batch::IncomingBatch;
@@ -13,7 +14,7 @@ use super::noise::{Handshake, Seals};
 use super::seal::SEAL_BYTES;
 use super::wire::{self, HANDSHAKE_BYTES, HEADER_BYTES, Header, Kind};
 use super::{Session, Settings, UdpLink};
-use crate::identity::Identity;
+use crate::identity::{Identity, Ticket};
 use crate::{AcceptError, OpenError, PublicKey};
 
 /// Datagrams taken in one turn, and those that the kernel has put together with the last: the handshake has one
@@ -25,6 +26,8 @@ const MAX_DATAGRAMS: usize = 8;
 enum Stage {
     /// The second message is sent, and sent again for each repetition of the first.
     Answered(Handshake),
+    /// The peer has proved this key, and ours is on its list: it is looked up in ours.
+    Looking(Seals, PublicKey, Ticket),
     /// The peer's key is on the list, and ours on its.
     Agreed(Seals, PublicKey),
     /// The peer is told so each time it asks.
@@ -55,6 +58,8 @@ pub(super) struct Responder {
     incoming: IncomingBatch,
     second: [u8; HANDSHAKE_BYTES],
     stage: Stage,
+    /// Signalled when the key has been looked up.
+    found: Arc<EventFd>,
 }
 
 impl Responder {
@@ -65,6 +70,7 @@ impl Responder {
         peer: SocketAddr,
         (session, nonce): (u64, u64),
         first: &[u8],
+        found: &Arc<EventFd>,
     ) -> Result<Option<Self>, OpenError> {
         let mut handshake = Handshake::responder(&identity.keys, session, nonce)?;
         if handshake.read_first(first).is_err() {
@@ -72,7 +78,8 @@ impl Responder {
         }
         let second = wire::handshake(session, nonce, 2, &handshake.write()?);
         let (incoming, stage) = (IncomingBatch::new(), Stage::Answered(handshake));
-        let responder = Self { socket, identity, peer, session, nonce, incoming, second, stage };
+        let found = found.clone();
+        let responder = Self { socket, identity, peer, session, nonce, incoming, second, stage, found };
         responder.send(&responder.second);
         Ok(Some(responder))
     }
@@ -152,20 +159,8 @@ impl Responder {
                         ours,
                     });
                 }
-                let allowed = self.identity.allowed.allows(&key);
-                if let Ok(true) = allowed {
-                    self.stage = Stage::Agreed(seals, key);
-                    return Progress::Agreed;
-                }
-                self.stage = Stage::Refused(seals);
-                self.refuse();
-                Progress::Refused(match allowed {
-                    Err(error) => AcceptError::Open(error.into()),
-                    Ok(_) => {
-                        let list = self.identity.allowed.to_string();
-                        AcceptError::PeerNotAllowed { from: self.peer, key, list }
-                    }
-                })
+                self.stage = Stage::Looking(seals, key, self.identity.reader.ask(Some(&self.found)));
+                self.look_up()
             }
             Stage::Refused(seals) => {
                 self.stage = Stage::Refused(seals);
@@ -177,6 +172,29 @@ impl Responder {
                 Progress::Waiting
             }
         }
+    }
+
+    /// Goes on if the peer's key has been looked up.
+    pub(super) fn look_up(&mut self) -> Progress {
+        let Stage::Looking(_, key, ticket) = self.stage else { return Progress::Waiting };
+        let Some(rights) = self.identity.reader.answer(ticket) else { return Progress::Waiting };
+        let Stage::Looking(seals, ..) = std::mem::replace(&mut self.stage, Stage::Over) else {
+            return Progress::Waiting;
+        };
+        let is_allowed = rights.map(|rights| rights.of(&key).is_some());
+        if let Ok(true) = is_allowed {
+            self.stage = Stage::Agreed(seals, key);
+            return Progress::Agreed;
+        }
+        self.stage = Stage::Refused(seals);
+        self.refuse();
+        Progress::Refused(match is_allowed {
+            Err(error) => AcceptError::Open(error.into()),
+            Ok(_) => {
+                let list = self.identity.allowed.to_string();
+                AcceptError::PeerNotAllowed { from: self.peer, key, list }
+            }
+        })
     }
 
     fn refuse(&mut self) {

@@ -151,11 +151,11 @@ impl Node {
     /// Returns whose links they were. The others may ask for what it says now.
     pub fn close_disallowed(&self, security: &Security) -> Result<Vec<String>, KeyFileError> {
         let Security::Secure(identity) = security else { return Ok(Vec::new()) };
-        let permissions = identity.allowed.permissions()?;
+        let rights = identity.reader.wait(timing::LIST_TIMEOUT)?;
         let mut closed = Vec::new();
         for connection in self.peers() {
             let Some(key) = connection.link.peer_key().filter(|_| connection.has_link()) else { continue };
-            if let Some(permissions) = permissions(&key) {
+            if let Some(permissions) = rights.of(&key) {
                 *connection.permissions.lock() = permissions;
                 continue;
             }
@@ -165,5 +165,70 @@ impl Node {
             closed.push(if name.is_empty() { key.to_string() } else { format!("`{name}`, {key}") });
         }
         Ok(closed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tombolo_link::identity::{AllowList, KeyPair};
+    use tombolo_link::{Address, Security};
+
+    use super::*;
+    use crate::fabric::messages::Request;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    /// The list of keys is on a file system that hangs: who comes waits, who is there does not.
+    #[test]
+    fn a_list_that_cannot_be_read_keeps_no_link_waiting() {
+        let path = std::env::temp_dir().join(format!("tombolo-list-{}", std::process::id()));
+        let [ours, theirs] = [(); 2].map(|()| KeyPair::generate().unwrap());
+        let secure = |list| Security::secure(theirs.clone(), list);
+        let theirs_list = || AllowList::Keys(vec![ours.public()]);
+        fs::write(&path, format!("{}\n", theirs.public())).unwrap();
+        let security = Security::secure(ours.clone(), AllowList::from_file(&path).unwrap());
+        let lender = Arc::new(Node::new("lender", 1 << 20, 0).unwrap());
+        lender.permit_by_list(&security);
+        let listener =
+            tombolo_link::listen(&Address::Udp("127.0.0.1:0".parse().unwrap()), &security).unwrap();
+        let (address, stop) = (listener.address(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| crate::serve(&lender, &*listener, &stop, &|_| {}));
+            let first = Node::new("first", 0, 0).unwrap();
+            let peer = first.join(&address, &secure(theirs_list()), TIMEOUT).unwrap();
+            fs::remove_file(&path).unwrap();
+            let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+            rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+            let second = scope.spawn(|| {
+                let second = Node::new("second", 0, 0).unwrap();
+                second.join(&address, &secure(theirs_list()), TIMEOUT).map(drop)
+            });
+            // Opened for writing at once only while the list is being read.
+            let begin = Instant::now();
+            let mut file = loop {
+                let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;
+                match rustix::fs::open(&path, flags, rustix::fs::Mode::empty()) {
+                    Ok(file) => break fs::File::from(file),
+                    Err(rustix::io::Errno::NXIO) if begin.elapsed() < TIMEOUT => {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    Err(errno) => panic!("{errno}"),
+                }
+            };
+            for _ in 0..20 {
+                let answer = first.ask(&peer, Request::IsEnding, TIMEOUT);
+                assert!(answer.is_ok(), "{answer:?}");
+                assert!(!second.is_finished());
+            }
+            writeln!(file, "{}", theirs.public()).unwrap();
+            drop(file);
+            second.join().unwrap().unwrap();
+            stop.store(true, Ordering::Relaxed);
+        });
+        fs::remove_file(&path).unwrap();
     }
 }

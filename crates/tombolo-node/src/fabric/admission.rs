@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use tombolo_link::identity::{AllowList, Permission, Permissions};
+use tombolo_link::identity::{Permission, Permissions};
 use tombolo_link::{Link, LossReason, Security};
 
 use crate::fabric::connection::Connection;
@@ -62,22 +62,28 @@ fn needed(request: &Request) -> &'static [Permission] {
 impl Fabric {
     pub(crate) fn permit_by_list(&self, security: &Security) {
         if let Security::Secure(identity) = security {
-            let _ = self.list.set(identity.allowed.clone());
+            let _ = self.identity.set(identity.clone());
         }
     }
 
-    /// What the node at the other end of this link may ask for.
-    pub(super) fn permissions_of(&self, link: &dyn Link) -> Permissions {
-        let (Some(list), Some(key)) = (self.list.get(), link.peer_key()) else { return Permissions::ALL };
-        match AllowList::permissions_of(list, &key) {
-            Ok(Some(permissions)) => permissions,
-            // It was taken off the list during the handshake.
-            Ok(None) => {
-                link.close(LossReason::KeyRemoved);
-                Permissions::NONE
-            }
-            // The list made sense a moment ago: the next reload will tell.
-            Err(_) => Permissions::NONE,
+    /// What the node at the other end of this link may ask for, by the last reading of the list: its handshake has waited for one. Also
+    /// which reading that was.
+    pub(super) fn permissions_of(&self, link: &dyn Link) -> (Permissions, u64) {
+        let Some(identity) = self.identity.get() else { return (Permissions::ALL, 0) };
+        let (rights, reading) = identity.reader.latest();
+        let Some(key) = link.peer_key() else { return (Permissions::ALL, reading) };
+        let permissions = rights.and_then(|rights| rights.of(&key));
+        if permissions.is_none() {
+            // It was taken off the list after the handshake.
+            link.close(LossReason::KeyRemoved);
+        }
+        (permissions.unwrap_or(Permissions::NONE), reading)
+    }
+
+    /// Looks once more if the list was read again while a link came: who compares the keys of all links with it may have missed that.
+    pub(super) fn permit_anew(&self, connection: &Connection, reading: u64) {
+        if self.identity.get().is_some_and(|identity| identity.reader.latest().1 != reading) {
+            *connection.permissions.lock() = self.permissions_of(&*connection.link).0;
         }
     }
 

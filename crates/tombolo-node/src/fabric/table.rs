@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::Failure;
 use tombolo_core::rdma::{Engine, PeerId, PostError, Time, Transfer};
-use tombolo_link::identity::{AllowList, Permissions};
+use tombolo_link::identity::{Identity, Permissions};
 use tombolo_link::udp::DEFAULT_OUTAGE;
 use tombolo_link::{Link, LossReason};
 
@@ -71,8 +71,8 @@ pub struct Fabric {
     pub(crate) carriers: Carriers,
     /// Where what happens to links is reported, if this node has a neighbourhood.
     pub(super) reports: OnceLock<LinkReports>,
-    /// What peers may ask for, by their keys.
-    pub(super) list: OnceLock<AllowList>,
+    /// Whose list says what peers may ask for, by their keys.
+    pub(super) identity: OnceLock<Arc<Identity>>,
     /// The node lends to nobody new.
     pub(super) ends_at: OnceLock<Instant>,
 }
@@ -88,6 +88,8 @@ impl std::fmt::Debug for Fabric {
 pub(super) struct Newcomer {
     link: Arc<dyn Link>,
     permissions: Permissions,
+    /// The reading of the list that says so.
+    reading: u64,
 }
 
 /// Tells the engine whether a link loses nothing, as one between processes of this machine.
@@ -122,7 +124,7 @@ impl Fabric {
             arrangements: Arrangements::default(),
             carriers: Carriers::default(),
             reports: OnceLock::new(),
-            list: OnceLock::new(),
+            identity: OnceLock::new(),
             ends_at: OnceLock::new(),
         }
     }
@@ -176,10 +178,10 @@ impl Fabric {
     }
 
     pub(super) fn newcomer(&self, link: Arc<dyn Link>) -> Newcomer {
-        let permissions = self.permissions_of(&*link);
+        let (permissions, reading) = self.permissions_of(&*link);
         let outage = *self.outage.lock();
         link.set_outage(outage);
-        Newcomer { link, permissions }
+        Newcomer { link, permissions, reading }
     }
 
     /// A link is up; `prepare` says what it is, before anybody else sees it.
@@ -188,7 +190,7 @@ impl Fabric {
         newcomer: Newcomer,
         prepare: impl FnOnce(&Arc<Connection>),
     ) -> Arc<Connection> {
-        let Newcomer { link, permissions } = newcomer;
+        let Newcomer { link, permissions, reading } = newcomer;
         let mut places = self.places.write();
         let free = places.iter().position(Place::can_be_given);
         let index = free.unwrap_or_else(|| {
@@ -209,6 +211,8 @@ impl Fabric {
         places[index].connection = Some(connection.clone());
         places[index].given += 1;
         self.arrivals.fetch_add(1, Ordering::Release);
+        drop(places);
+        self.permit_anew(&connection, reading);
         connection
     }
 
@@ -311,7 +315,7 @@ impl Fabric {
 #[cfg(test)]
 mod tests {
     use tombolo_core::rdma::Config;
-    use tombolo_link::identity::KeyPair;
+    use tombolo_link::identity::{AllowList, KeyPair};
     use tombolo_link::testing::{Alteration, Altered, memory_pair};
     use tombolo_link::{PublicKey, Security};
 

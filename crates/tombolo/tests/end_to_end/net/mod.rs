@@ -90,11 +90,12 @@ impl Room {
         self.cable()
     }
 
-    /// Joins the owner with the host outside.
+    /// Joins the owner with the host outside, which has the same hardware address each time: nobody's neighbour table is wrong after
+    /// the cable was replaced.
     fn cable(&self) -> Result<(), String> {
         let [owner, outside] = ["owner", OUTSIDE].map(|name| self.namespace(name));
         ip(&format!(
-            "link add cable mtu 9000 netns {owner} type veth peer name cable mtu 9000 netns {outside}"
+            "link add cable mtu 9000 netns {owner} type veth peer name cable mtu 9000 address 02:00:00:80:01:00 netns {outside}"
         ))?;
         self.ip("owner", "link set cable up")?;
         self.ip(OUTSIDE, "link set cable up")?;

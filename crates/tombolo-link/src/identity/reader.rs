@@ -1,0 +1,224 @@
+//! Reads the list of keys for those who must not wait for a file: the file system that it is on may not answer.
+//!
+//! Whoever asks gets a [`Ticket`] for a reading that begins afterwards, and looks for its answer later ([`ListReader::answer`]) or
+//! waits for it ([`ListReader::wait`]). One thread reads; those who ask while it reads share the next reading.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use tombolo_host::event::EventFd;
+
+use super::allow::{AllowList, KeyRights};
+use super::file::KeyFileError;
+
+/// For the answer of a reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket(u64);
+
+/// What a reading has found.
+pub type Reading = Result<Arc<KeyRights>, KeyFileError>;
+
+#[derive(Debug, Default)]
+struct State {
+    /// Readings that have begun, and those that have ended. The thread reads while they differ.
+    begun: u64,
+    ended: u64,
+    /// The last reading that somebody asked for.
+    asked: u64,
+    /// What the last reading that has ended has found.
+    found: Option<Reading>,
+    /// What the last one has found that succeeded, and how many have.
+    latest: Option<Arc<KeyRights>>,
+    successes: u64,
+    /// Signalled when the present reading ends.
+    waiting: Vec<Arc<EventFd>>,
+    has_thread: bool,
+    is_over: bool,
+}
+
+impl State {
+    fn answer(&self, ticket: Ticket) -> Option<Reading> {
+        self.found.clone().filter(|_| self.ended >= ticket.0)
+    }
+
+    fn end(&mut self, found: Reading) {
+        self.ended = self.begun;
+        if let Ok(rights) = &found {
+            self.latest = Some(rights.clone());
+            self.successes += 1;
+        }
+        self.found = Some(found);
+        for event in self.waiting.drain(..) {
+            // It cannot fail but for want of the descriptor, which is there.
+            let _ = event.signal();
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct ListReader {
+    list: AllowList,
+    shared: Arc<Shared>,
+}
+
+impl ListReader {
+    /// A reader of this list. Its thread begins with the first question.
+    pub(super) fn new(list: AllowList) -> Self {
+        let shared = Arc::new(Shared::default());
+        if let AllowList::Keys(_) = list {
+            shared.state.lock().end(list.rights().map(Arc::new));
+        }
+        Self { list, shared }
+    }
+
+    /// Asks for a reading that begins from now on. `wake` is signalled when its answer is there, or earlier.
+    pub fn ask(&self, wake: Option<&Arc<EventFd>>) -> Ticket {
+        let mut state = self.shared.state.lock();
+        let AllowList::File(_) = &self.list else { return Ticket(state.ended) };
+        let ticket = Ticket(state.begun + 1);
+        state.asked = ticket.0;
+        if let Some(wake) = wake.filter(|wake| !state.waiting.iter().any(|known| Arc::ptr_eq(known, wake))) {
+            state.waiting.push(wake.clone());
+        }
+        if !state.has_thread {
+            let (list, shared) = (self.list.clone(), self.shared.clone());
+            let thread =
+                std::thread::Builder::new().name("key list".into()).spawn(move || read(&list, &shared));
+            match thread {
+                Ok(_) => state.has_thread = true,
+                Err(reason) => {
+                    state.begun += 1;
+                    let path = self.list.to_string().into();
+                    state.end(Err(KeyFileError::Unreadable { path, reason }));
+                }
+            }
+        }
+        drop(state);
+        self.shared.changed.notify_all();
+        ticket
+    }
+
+    /// What that reading has found, or a later one. `None`: it has not ended.
+    #[must_use]
+    pub fn answer(&self, ticket: Ticket) -> Option<Reading> {
+        self.shared.state.lock().answer(ticket)
+    }
+
+    /// Asks for a reading, and waits for its answer.
+    ///
+    /// # Errors
+    /// As the reading's; [`KeyFileError::Unreadable`] if it takes longer than `timeout`.
+    pub fn wait(&self, timeout: Duration) -> Reading {
+        let (ticket, deadline) = (self.ask(None), Instant::now() + timeout);
+        let mut state = self.shared.state.lock();
+        loop {
+            if let Some(found) = state.answer(ticket) {
+                return found;
+            }
+            if self.shared.changed.wait_until(&mut state, deadline).timed_out() {
+                let reason = io::Error::new(io::ErrorKind::TimedOut, "the file system does not answer");
+                return Err(KeyFileError::Unreadable { path: self.list.to_string().into(), reason });
+            }
+        }
+    }
+
+    /// What the last reading has found that succeeded, and its number. No file is read.
+    #[must_use]
+    pub fn latest(&self) -> (Option<Arc<KeyRights>>, u64) {
+        let state = self.shared.state.lock();
+        (state.latest.clone(), state.successes)
+    }
+}
+
+impl Drop for ListReader {
+    fn drop(&mut self) {
+        self.shared.state.lock().is_over = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+/// Reads whenever somebody asks, until the reader is dropped.
+fn read(list: &AllowList, shared: &Shared) {
+    let mut state = shared.state.lock();
+    loop {
+        while state.asked <= state.begun && !state.is_over {
+            shared.changed.wait(&mut state);
+        }
+        if state.is_over {
+            return;
+        }
+        state.begun += 1;
+        drop(state);
+        let found = list.rights().map(Arc::new);
+        state = shared.state.lock();
+        state.end(found);
+        shared.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    use super::super::file::tests::Scratch;
+    use super::super::key::KeyPair;
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn an_answer_is_never_older_than_its_question() {
+        let scratch = Scratch::new();
+        let path = scratch.0.join("allow");
+        let keys = [(); 20].map(|()| KeyPair::generate().unwrap().public());
+        fs::write(&path, "").unwrap();
+        let reader = ListReader::new(AllowList::from_file(&path).unwrap());
+        assert!(reader.latest().0.is_none());
+        for (number, key) in (1..).zip(keys) {
+            fs::write(&path, format!("{key}")).unwrap();
+            let found = reader.wait(TIMEOUT).unwrap();
+            assert!(found.of(&key).is_some());
+            assert_eq!(keys.iter().filter(|key| found.of(key).is_some()).count(), 1);
+            assert_eq!(reader.latest().1, number);
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(reader.wait(TIMEOUT), Err(KeyFileError::Unreadable { .. })));
+        // What was found last that made sense is still there.
+        assert!(reader.latest().0.unwrap().of(&keys[19]).is_some());
+    }
+
+    #[test]
+    fn a_file_system_that_hangs_keeps_nobody_else() {
+        let scratch = Scratch::new();
+        let path = scratch.0.join("allow");
+        let key = KeyPair::generate().unwrap().public();
+        fs::write(&path, "").unwrap();
+        let list = AllowList::from_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        // Whoever opens it waits for another process to write.
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+            .unwrap();
+        let (reader, wake) = (ListReader::new(list), Arc::new(EventFd::new().unwrap()));
+        let first = reader.ask(Some(&wake));
+        assert!(reader.answer(first).is_none());
+        assert!(matches!(reader.wait(Duration::from_millis(20)), Err(KeyFileError::Unreadable { .. })));
+        assert!(reader.answer(first).is_none() && !wake.drain().unwrap());
+        // It answers after all. Once open for both, the file keeps nobody waiting.
+        let mut file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        writeln!(file, "{key}").unwrap();
+        drop(file);
+        tombolo_host::event::wait_readable(&[wake.as_fd()], Some(TIMEOUT)).unwrap();
+        assert!(reader.answer(first).unwrap().is_ok());
+    }
+}
