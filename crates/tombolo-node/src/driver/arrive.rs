@@ -24,6 +24,9 @@ use crate::programs::user::Poster;
 /// included) as a ring of 1 MiB holds, so that a peer which goes on writing does not keep its lost link.
 const MAX_LAST: usize = 32 * 1024;
 
+/// Control messages that are taken from a link in one turn: each may take some microseconds to answer. The next turn takes more.
+const MAX_MESSAGES: usize = 4;
+
 /// What has become of bytes that came in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Placed {
@@ -80,9 +83,11 @@ impl Node {
             let again = connection.is_drained.swap(false, Ordering::Relaxed);
             connection.is_streaming.store(count > 1 || !again, Ordering::Relaxed);
         }
-        while connection.link.has_control()
-            && let Ok(Some(message)) = connection.link.receive_control()
-        {
+        for _ in 0..MAX_MESSAGES {
+            if !connection.link.has_control() {
+                break;
+            }
+            let Ok(Some(message)) = connection.link.receive_control() else { break };
             count += 1;
             self.control(connection, &message.bytes, message.descriptors);
             clock.passed();

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -79,6 +79,8 @@ pub struct Node {
     pub(crate) driven: AtomicU32,
     /// The engine has more to be done than was done in one go.
     pub(crate) unfinished: AtomicBool,
+    /// This node, once it is served: for what other threads do for its peers.
+    pub(crate) served: OnceLock<Weak<Node>>,
 }
 
 impl Drop for Node {
@@ -185,6 +187,7 @@ impl Node {
             accesses_in_order: Mutex::default(),
             driven: AtomicU32::new(0),
             unfinished: AtomicBool::new(false),
+            served: OnceLock::new(),
         })
     }
 

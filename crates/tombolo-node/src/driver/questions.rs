@@ -13,7 +13,6 @@ use tombolo_link::{LinkState, SendError};
 use tombolo_wire::Domain;
 
 use crate::driver::node::Node;
-use crate::driver::status::MAX_STATUS_BYTES;
 use crate::fabric::connection::Connection;
 use crate::fabric::label;
 use crate::fabric::link_driver::AskError;
@@ -188,6 +187,7 @@ impl Node {
                         let Some(first) = neighbour.first() else { return };
                         self.fabric.ask_to_be_joined(&first, number, name, life, insists)
                     }
+                    Request::Status { from } => self.answer_with_status(connection, number, from),
                     request => Some(self.answer(neighbour, request)),
                 };
                 let Some(reply) = answer else { return };
@@ -261,10 +261,6 @@ impl Node {
                     false => Reply::Failed(format!("segment {segment} is not lent to you")),
                 }
             }
-            Request::Status { from } => {
-                let (status, next) = self.status_part(from, MAX_STATUS_BYTES);
-                Reply::Status { status: Box::new(status), next }
-            }
             Request::Identify => self.fabric.welcome(),
             Request::LetCarry { carrier } => self.fabric.let_carry(neighbour, &carrier),
             Request::WriteFor { asker } => self.fabric.write_for(neighbour, &asker),
@@ -277,6 +273,7 @@ impl Node {
             Request::Delete { name } => self.lending.delete_name(&name),
             Request::PathToken => self.fabric.path_token(neighbour),
             Request::Lend { .. }
+            | Request::Status { .. }
             | Request::Carry(_)
             | Request::Create { .. }
             | Request::Publish { .. }
@@ -319,6 +316,21 @@ mod tests {
             assert!(since.elapsed() < TIMEOUT, "nothing is asked");
             std::thread::yield_now();
         }
+    }
+
+    /// A peer that asks a lot at once does not keep others waiting.
+    #[test]
+    fn a_turn_takes_few_messages_of_a_link() {
+        let node = Node::new("asked", 0, 0).unwrap();
+        let (near, far) = memory_pair().unwrap();
+        let peer = node.add_peer(near);
+        for number in 0..10 {
+            let message = MessageV1::Ask { number, request: Request::IsEnding };
+            far.send_control(&Message::V1(message).encode(), &[]).unwrap();
+        }
+        let answers = || std::iter::from_fn(|| far.receive_control().unwrap()).count();
+        let turns = [(); 4].map(|()| (node.drive(&peer), answers()));
+        assert_eq!(turns, [(4, 4), (4, 4), (2, 2), (0, 0)]);
     }
 
     #[test]

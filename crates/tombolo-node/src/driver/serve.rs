@@ -102,6 +102,7 @@ pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &A
 
 /// Serves until `stop` says so. `told` hears of connections that come and go.
 pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told: &dyn Fn(PeerEvent)) {
+    let _ = node.served.set(Arc::downgrade(node));
     // Those that this node has connected to by itself are among them.
     let others = [listener.descriptor(), node.programs.descriptor()];
     let mut watch = match Watch::new(node, &others) {

@@ -3,14 +3,16 @@
 //! Borrowers come first, by their numbers, then the counters of the node, then those of each link. A part
 //! is made when it is asked for: what comes or goes between two parts may be missing, or be in both.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
+use tombolo_host::pool::{BlockingTask, Step};
 use tombolo_link::MAX_CONTROL_BYTES;
 
 use crate::driver::node::Node;
 use crate::fabric::connection::Connection;
-use crate::fabric::messages::NodeStatus;
+use crate::fabric::messages::{NodeStatus, Reply};
+use crate::lending::asker::Asker;
 
 /// Room for borrowers and counters in one answer: the rest is for what stands before them.
 pub(crate) const MAX_STATUS_BYTES: usize = MAX_CONTROL_BYTES - 1024;
@@ -22,7 +24,39 @@ const BORROWER_BYTES: usize = 60;
 const COUNTERS: u64 = 1 << 32;
 const LINKS: u64 = 2 << 32;
 
+/// A peer asks how this node is: with many links, to look takes longer than others may wait for the engine.
+struct StatusTask {
+    node: Weak<Node>,
+    asker: Asker,
+    from: u64,
+}
+
+impl BlockingTask for StatusTask {
+    fn step(&mut self) -> Step {
+        if let Some(step) = self.asker.send() {
+            return step;
+        }
+        match self.node.upgrade().filter(|_| self.asker.neighbour.loss().is_none()) {
+            Some(node) => self.asker.answer(node.status_reply(self.from)),
+            None => Step::Over,
+        }
+    }
+}
+
 impl Node {
+    /// Answers a peer that asks how this node is, from that entry on. `None`: the answer follows.
+    pub(crate) fn answer_with_status(&self, by: &Arc<Connection>, number: u32, from: u64) -> Option<Reply> {
+        // A program that drives a node of its own does this, too.
+        let Some(node) = self.served.get() else { return Some(self.status_reply(from)) };
+        let node = node.clone();
+        self.lending.begin_for(by, number, |asker| Box::new(StatusTask { node, asker, from }))
+    }
+
+    fn status_reply(&self, from: u64) -> Reply {
+        let (status, next) = self.status_part(from, MAX_STATUS_BYTES);
+        Reply::Status { status: Box::new(status), next }
+    }
+
     /// How this node is.
     pub fn status(&self) -> NodeStatus {
         self.status_part(0, usize::MAX).0
@@ -139,7 +173,7 @@ mod tests {
 
     use super::*;
     use crate::fabric::label::MAX_NAME_BYTES;
-    use crate::fabric::messages::{Message, MessageV1, Reply, Request};
+    use crate::fabric::messages::{Message, MessageV1, Request};
 
     const TIMEOUT: Duration = Duration::from_secs(60);
     /// More than one control message can tell.

@@ -21,8 +21,8 @@ use crate::memory::reclaim::Holder;
 const MAX_OPEN_TASKS: u32 = 64;
 
 /// The neighbour that waits for the end of a task, and the number of its question.
-pub(super) struct Asker {
-    pub(super) neighbour: Arc<Neighbour>,
+pub(crate) struct Asker {
+    pub(crate) neighbour: Arc<Neighbour>,
     /// The link that it asked by first.
     by: Arc<Connection>,
     number: u32,
@@ -42,7 +42,7 @@ impl Asker {
             return Ok(asker);
         }
         Err(Reply::Failed(format!(
-            "{MAX_OPEN_TASKS} segments are being made or published for you: wait for their end"
+            "{MAX_OPEN_TASKS} requests of yours are being carried out: wait for the end of one"
         )))
     }
 
@@ -56,7 +56,7 @@ impl Asker {
     }
 
     /// The task has ended so; the answer is sent now, or in later steps.
-    pub(super) fn answer(&mut self, reply: Reply) -> Step {
+    pub(crate) fn answer(&mut self, reply: Reply) -> Step {
         self.answer_with(reply, None)
     }
 
@@ -78,7 +78,7 @@ impl Asker {
     }
 
     /// Sends the answer, if there is one. Some: nothing else is left to be done.
-    pub(super) fn send(&mut self) -> Option<Step> {
+    pub(crate) fn send(&mut self) -> Option<Step> {
         let (message, memory, deadline) = self.unsent.as_ref()?;
         let Some(link) = self.link() else { return Some(Step::Over) };
         // Only who has asked by such a link counts as a holder.

@@ -3,7 +3,7 @@
 //! It owns the ledger of what is lent, to which peer and under which names. Allocating and checking are tasks of
 //! the pool, which answer when they are done. It calls the rooms `fabric` and `memory`.
 
-mod asker;
+pub(crate) mod asker;
 pub(crate) mod creation;
 pub(crate) mod ledger;
 pub(crate) mod named;
@@ -22,6 +22,7 @@ use crate::fabric::answered::Answered;
 use crate::fabric::connection::Connection;
 use crate::fabric::label;
 use crate::fabric::messages::{Borrower, Reply};
+use crate::lending::asker::Asker;
 use crate::memory::blocking::{Owner, Pools};
 use crate::memory::reclaim::Reclaimer;
 use ledger::{Ledger, LendError};
@@ -65,6 +66,19 @@ impl Lending {
             bytes,
             segments,
         })
+    }
+
+    /// Gives a task that answers a peer's question to the pool. The refusal, if it takes no more.
+    pub(crate) fn begin_for(
+        &self,
+        by: &Arc<Connection>,
+        number: u32,
+        task: impl FnOnce(Asker) -> Box<dyn BlockingTask>,
+    ) -> Option<Reply> {
+        match Asker::new(by, number, self.answered.clone()) {
+            Ok(asker) => self.begin(Owner::Peer(asker.neighbour.id), task(asker)),
+            Err(refusal) => Some(refusal),
+        }
     }
 
     /// Gives a task to the pool. The refusal, if it takes no more.
