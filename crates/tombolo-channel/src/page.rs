@@ -5,6 +5,7 @@
 //! process, polled round robin). Ringing twice sets one bit, so duplicates
 //! drop by themselves.
 
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -135,10 +136,11 @@ impl ChannelPage {
         self.short(WAITING).fetch_and(!(waiting as u32), Ordering::SeqCst);
     }
 
-    /// The program's: sleeps until more than `ended` transfers have ended, or the time is over. May
-    /// return early. Only after [`Waiting::Futex`].
-    pub fn sleep(&self, ended: u32, timeout: Duration) {
-        event::futex_wait(self.short(ENDED), ended, Some(timeout));
+    /// The program's: sleeps until more than `ended` transfers have ended, or the time is over. `slot`: the caller is woken for the end of
+    /// that one's, and those of one other slot; `None`: for all, and for messages. May return early. Only after [`Waiting::Futex`].
+    pub fn sleep(&self, ended: u32, timeout: Duration, slot: Option<usize>) {
+        let reasons = slot.map_or(EVERY_REASON, reason);
+        event::futex_wait_for(self.short(ENDED), ended, timeout, reasons);
     }
 
     /// The node's: the channels rung for since the last time.
@@ -187,25 +189,41 @@ impl ChannelPage {
             return false;
         }
         self.done(slot).store(word, Ordering::SeqCst);
-        self.announce()
+        self.announce_for(reason(slot))
     }
 
     /// The node's: something has happened that the program may wait for, and was stored sequentially
     /// consistently, as the program says that it waits before it looks again. True: it asks for a message.
     #[must_use]
     pub fn announce(&self) -> bool {
+        self.announce_for(EVERY_REASON)
+    }
+
+    fn announce_for(&self, reasons: NonZeroU32) -> bool {
         let waiting = self.short(WAITING).load(Ordering::SeqCst);
         if waiting == 0 {
             return false;
         }
         self.short(ENDED).fetch_add(1, Ordering::SeqCst);
         if waiting & Waiting::Futex as u32 != 0 {
-            event::futex_wake(self.short(ENDED), u32::MAX >> 1);
+            event::futex_wake_for(self.short(ENDED), MAX_WOKEN, reasons);
         }
         // One message for each time it was asked for: a program that does not read must not find its socket full.
         let message = Waiting::Message as u32;
         waiting & message != 0 && self.short(WAITING).fetch_and(!message, Ordering::SeqCst) & message != 0
     }
+}
+
+/// Threads of a program that one event wakes, at most: the kernel looks at each, on the node's time. Others that sleep for the same
+/// slot look again by themselves, as after each sleep.
+const MAX_WOKEN: u32 = 64;
+
+/// What threads sleep for that wait for anything.
+const EVERY_REASON: NonZeroU32 = NonZeroU32::MAX;
+
+/// What a thread sleeps for that waits for this slot.
+fn reason(slot: usize) -> NonZeroU32 {
+    NonZeroU32::new(1 << (slot as u32 % u32::BITS)).unwrap_or(EVERY_REASON)
 }
 
 /// How a program hears of transfers that end, besides looking by itself.
@@ -255,5 +273,28 @@ mod tests {
         assert!(!ours.fall_asleep());
         assert!(theirs.post(0, &descriptor), "the node sleeps");
         assert!(ours.fall_asleep(), "the doorbell was rung");
+    }
+
+    /// A thread that sleeps for the end of one slot's transfer is woken for that, and not for the end of another's.
+    #[test]
+    fn threads_are_woken_for_their_own_transfers() {
+        const LONG: Duration = Duration::from_secs(60);
+        let page = ChannelPage::create().unwrap();
+        page.wait_by(Waiting::Futex);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while page.status(3) == Status::Ongoing {
+                    page.sleep(page.ended(), LONG, Some(3));
+                }
+            });
+            let wake = |slot| event::futex_wake_for(page.short(ENDED), MAX_WOKEN, reason(slot));
+            let mut woken = 0;
+            while woken < 20 {
+                assert_eq!(wake(4) + wake(36), 0, "it sleeps for slot 3");
+                woken += wake(3);
+                std::thread::yield_now();
+            }
+            assert!(!page.notify_end(3, Ok(0)));
+        });
     }
 }

@@ -20,7 +20,7 @@ impl Inner {
     /// Waits until a transfer ends, or the time is over.
     pub(crate) fn wait_for(&self, slot: usize, timeout: Duration) -> Result<Status, WaitError> {
         let mut status = Status::Ongoing;
-        self.wait_until(timeout, || {
+        self.wait_until_for(Some(slot), timeout, || {
             status = self.page.status(slot);
             status != Status::Ongoing
         })?;
@@ -28,8 +28,14 @@ impl Inner {
     }
 
     /// Waits until `is_so` returns true, which the node announces, or the time is over.
-    pub(crate) fn wait_until(
+    pub(crate) fn wait_until(&self, timeout: Duration, is_so: impl FnMut() -> bool) -> Result<(), WaitError> {
+        self.wait_until_for(None, timeout, is_so)
+    }
+
+    /// As [`Self::wait_until`]. `slot`: it comes with the end of that one's transfer.
+    fn wait_until_for(
         &self,
+        slot: Option<usize>,
         timeout: Duration,
         mut is_so: impl FnMut() -> bool,
     ) -> Result<(), WaitError> {
@@ -82,7 +88,7 @@ impl Inner {
                 self.sleepers.fetch_add(1, Ordering::SeqCst);
                 self.page.wait_by(Waiting::Futex);
             } else {
-                self.page.sleep(ended, MAX_SLEEP.min(timeout - waited));
+                self.page.sleep(ended, MAX_SLEEP.min(timeout - waited), slot);
                 self.settle_late_answers();
                 if self.page.ended() == ended && self.is_node_gone() {
                     break Err(WaitError::NodeGone);

@@ -6,6 +6,7 @@
 //! step of a sleep: who sleeps first announces it in shared memory and looks once more (see
 //! `ring`), so that nobody pays a system call to wake someone who is awake.
 
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
@@ -80,6 +81,25 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
 /// Wakes up to `count` sleepers on the word, in any process that maps it; returns how many.
 pub fn futex_wake(word: &AtomicU32, count: u32) -> usize {
     futex::wake(word, futex::Flags::empty(), count).unwrap_or(0)
+}
+
+/// As [`futex_wait`], of one who is woken only for one of these reasons, a bit each.
+pub fn futex_wait_for(word: &AtomicU32, expected: u32, timeout: Duration, reasons: NonZeroU32) {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let nanoseconds = now.tv_nsec as u64 + u64::from(timeout.subsec_nanos());
+    let seconds = now.tv_sec as u64 + nanoseconds / 1_000_000_000;
+    let seconds = seconds.saturating_add(timeout.as_secs());
+    let until = Timespec {
+        tv_sec: i64::try_from(seconds).unwrap_or(i64::MAX),
+        tv_nsec: (nanoseconds % 1_000_000_000) as _,
+    };
+    // As there.
+    let _ = futex::wait_bitset(word, futex::Flags::empty(), expected, Some(&until), reasons);
+}
+
+/// As [`futex_wake`], of those who sleep for one of these reasons, a bit each, or for any.
+pub fn futex_wake_for(word: &AtomicU32, count: u32, reasons: NonZeroU32) -> usize {
+    futex::wake_bitset(word, futex::Flags::empty(), count, reasons).unwrap_or(0)
 }
 
 /// Sleeps until one of the descriptors is readable or hung up, or the time is over.

@@ -26,6 +26,7 @@ use crate::fabric::link_driver::JoinError;
 use crate::fabric::messages::Borrower;
 use crate::fabric::stirred::Stirred;
 use crate::fabric::table::Fabric;
+use crate::fabric::third_party::MAX_MADE;
 use crate::lending::Lending;
 use crate::lending::ledger::LendError;
 use crate::memory::allocation::allocate;
@@ -126,7 +127,8 @@ fn configuration(limits: &Limits) -> Config {
         transactions: limits.transactions.min(MAX_TRANSACTIONS),
         // Others may have other limits.
         peer_transactions: MAX_TRANSACTIONS,
-        transfers: (u32::from(limits.domains) * SLOTS as u32).clamp(1024, MAX_TRANSFERS),
+        // What peers ask for has room of its own.
+        transfers: (u32::from(limits.domains) * SLOTS as u32).clamp(1024, MAX_TRANSFERS) + MAX_MADE as u32,
         // The documents' two blocks of a transfer under way fill a wire of some hundred nanoseconds;
         // between processes a lone transfer needs more to keep both ends at work.
         outstanding_blocks: MAX_EARLIER_BLOCKS as u32 + 1,

@@ -248,11 +248,13 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
+    use tombolo_channel::SLOTS;
     use tombolo_link::testing::memory_pair;
 
     use super::*;
     use crate::fabric::messages::{Message, MessageV1};
-    use crate::fabric::third_party::MAX_MADE_EACH;
+    use crate::fabric::third_party::{MAX_MADE, MAX_MADE_EACH};
+    use crate::programs::Limits;
 
     /// A transfer of a domain that does not exist, at the node that is asked.
     fn nowhere() -> Carriage {
@@ -310,6 +312,32 @@ mod tests {
         found.extend(answered(&*far));
         found.sort_unstable();
         assert_eq!(found, wanted);
+    }
+
+    /// As many transfers as peers may have open leave room for as many as this node's programs have channels.
+    #[test]
+    fn transfers_of_peers_take_no_room_of_programs() {
+        let limits = Limits { domains: 16, ..Limits::default() };
+        let channels = u32::from(limits.domains) * SLOTS as u32;
+        let node = Node::with_limits("carrier", 0, 0, limits).unwrap();
+        let (near, _far) = memory_pair().unwrap();
+        let peer = node.add_peer(near).id;
+        let post = |_| {
+            let transfer = Transfer {
+                direction: Direction::Write,
+                domain: Domain(0x8002),
+                own_domain: Domain(0x8001),
+                source_address: 1 << 56,
+                destination_address: 1 << 56,
+                size_bytes: 64,
+                notification: None,
+                class: None,
+                user: Poster::user_of_peer(peer, 1),
+            };
+            node.post(peer, transfer)
+        };
+        assert_eq!((0..MAX_MADE as u32 + channels).map(post).find(Result::is_err), None);
+        assert_eq!(post(0), Err(PostError::Full));
     }
 
     #[test]

@@ -17,8 +17,8 @@ use crate::fabric::messages::{Carriage, Message, MessageV1, Reply, Request};
 use crate::fabric::neighbour::Neighbour;
 use crate::fabric::table::Fabric;
 
-/// Transfers that peers have asked for, open at once: half of what the engine has room for.
-const MAX_MADE: usize = 512;
+/// Transfers that peers have asked for, open at once. The engine has room for these beside those of this node's own programs.
+pub(crate) const MAX_MADE: usize = 512;
 /// Transfers that one peer has asked for, open at once: a quarter of all, so that one peer cannot have them all.
 /// No node asks another for more.
 pub(crate) const MAX_MADE_EACH: usize = 128;
