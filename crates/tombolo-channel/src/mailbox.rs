@@ -127,13 +127,18 @@ impl Mailbox {
         FIRST_PLACE + (count % self.places) as usize * PLACE_BYTES
     }
 
+    /// The node's: how many messages of `written` the program has not taken out, as it says itself.
+    pub fn not_taken(&self, written: u64) -> u64 {
+        written.wrapping_sub(self.word(TAKEN).load(Ordering::Acquire))
+    }
+
     /// The node's: puts a message in. `written` is how many it has put in so far.
     pub fn put(&self, written: &mut u64, from: Target, bytes: SharedSpan<'_>) -> Result<(), MailError> {
         if bytes.len() > MAX_MAIL_BYTES {
             return Err(MailError::TooLong);
         }
         // An impossible count of the program counts as a full mailbox.
-        if written.wrapping_sub(self.word(TAKEN).load(Ordering::Acquire)) >= self.places {
+        if self.not_taken(*written) >= self.places {
             return Err(MailError::Full);
         }
         let place = self.place(*written);

@@ -77,7 +77,11 @@ impl Embedded {
         let (receiving, receiving_stop) = (node.clone(), stop.clone());
         let threads = vec![
             std::thread::spawn(move || {
-                tombolo_node::serve(&serving, &*listener, &serving_stop, &|_: PeerEvent| {});
+                tombolo_node::serve(&serving, &*listener, &serving_stop, &|event| {
+                    if let PeerEvent::Refused(reason) = event {
+                        tracing::warn!(reason, "a link is refused");
+                    }
+                });
             }),
             std::thread::spawn(move || {
                 tombolo_node::receive_programs(&receiving, &socket, &receiving_stop);

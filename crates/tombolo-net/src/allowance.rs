@@ -7,7 +7,8 @@
 //! ```
 //!
 //! What others attach has a hardware address that the file gives, which nobody else has: with one of their choice they could be the
-//! gateway, or a port that has not come yet. The file is looked at when a port is attached, so that a change counts for
+//! gateway, or a port that has not come yet. Where there is no file, the owner gives each port of another machine one of its own
+//! ([`given_mac`]). The file is looked at when a port is attached, so that a change counts for
 //! the next one, and an owner that restarts gives each port what it had.
 
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ use std::time::SystemTime;
 use rustix::fs::OFlags;
 use tombolo_core::nic::{Mac, Mode, PortId, Switch};
 use tombolo_host::timing::net::FRESH_FILE;
-use tombolo_node::identity::PublicKey;
+use tombolo_node::identity::{KeyPair, PublicKey};
 
 use crate::bits::BitRate;
 use crate::control::config_of;
@@ -223,6 +224,11 @@ impl Allowances {
         Ok(Self(all))
     }
 
+    /// Whether a hardware address is that of a port in the file.
+    pub fn has_mac(&self, mac: Mac) -> bool {
+        self.0.values().any(|allowance| allowance.mac == Some(mac))
+    }
+
     /// Whether a port may be attached by them.
     pub fn include(&self, whom: Whom) -> bool {
         self.0.values().any(|allowance| allowance.from.contains(&whom))
@@ -237,7 +243,10 @@ impl Allowances {
         if let Some(whom) = whom {
             let is_allowed = found.is_some_and(|allowance| allowance.from.contains(&whom));
             if !is_allowed {
-                return Err(format!("{whom} may not attach a port that is called {}", port.name));
+                return Err(format!(
+                    "{whom} may not attach a port that is called {name}: the owner's file of ports needs from={whom} in the line of {name}",
+                    name = port.name
+                ));
             }
             claims_nothing(&port)?;
         }
@@ -248,12 +257,26 @@ impl Allowances {
             return Err(format!("the address {} is that of the port {name}", port.mac));
         }
         let Some(allowance) = found else { return Ok(port) };
-        if let Some(mac) = allowance.mac.filter(|mac| port.mac.parse() != Ok(*mac)) {
-            return Err(format!("the port {} has the address {mac}, and no other (--mac)", port.name));
+        if let Some(mac) = allowance.mac {
+            if port.mac.is_empty() {
+                port.mac = mac.to_string();
+            } else if port.mac.parse() != Ok(mac) {
+                return Err(format!("the port {} has the address {mac}, and no other (--mac)", port.name));
+            }
         }
         allowance.changes.clone().apply(&mut port);
         Ok(port)
     }
+}
+
+/// The hardware address that an owner gives to a port, so that whoever attaches it cannot take anybody's: of this owner, who attaches the
+/// port, and its name, the same each time. `before`: how many of these others have already.
+pub fn given_mac(owner: &KeyPair, whom: Option<Whom>, name: &str, before: u32) -> Mac {
+    let whom = whom.map(|whom| whom.to_string()).unwrap_or_default();
+    let number = owner.number_of(format!("mac\0{whom}\0{name}\0{before}").as_bytes());
+    let [first, second, third, fourth, fifth, sixth, ..] = number.to_le_bytes();
+    // One that no manufacturer has given, of one interface.
+    Mac([first & 0xfc | 2, second, third, fourth, fifth, sixth])
 }
 
 /// Checks what a port asks for whose attacher is neither the owner's user nor root: no weight, guarantee, virtual network or
@@ -340,11 +363,30 @@ mod tests {
         let mut spoofing = port("web");
         spoofing.mac = "02:00:00:00:00:02".into();
         assert!(all.apply(spoofing.clone(), None).unwrap_err().contains("and no other"));
+        spoofing.mac = String::new();
+        assert_eq!(all.apply(spoofing.clone(), None).unwrap().mac, "02:00:00:00:00:01", "the file gives it");
         spoofing.mac = "02:00:00:00:00:03".into();
         spoofing.name = "other".into();
         assert!(all.apply(spoofing.clone(), None).unwrap_err().contains("that of the port far"));
         spoofing.mac = "02:00:00:00:00:04".into();
         assert_eq!(all.apply(spoofing.clone(), None).unwrap(), spoofing);
+    }
+
+    #[test]
+    fn owners_give_addresses_that_nobody_can_choose() {
+        let [owner, other] = [(); 2].map(|()| KeyPair::generate().unwrap());
+        let whom = Some(Whom::User(7));
+        let mac = given_mac(&owner, whom, "web", 0);
+        assert!(!mac.is_group() && mac.0[0] & 2 == 2, "{mac}");
+        assert_eq!(mac, given_mac(&owner, whom, "web", 0));
+        let others = [
+            given_mac(&owner, whom, "web", 1),
+            given_mac(&owner, whom, "wec", 0),
+            given_mac(&owner, Some(Whom::User(8)), "web", 0),
+            given_mac(&owner, None, "web", 0),
+            given_mac(&other, whom, "web", 0),
+        ];
+        assert!(!others.contains(&mac));
     }
 
     #[test]

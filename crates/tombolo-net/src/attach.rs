@@ -20,6 +20,8 @@ use crate::protocol::{Answer, Ask, NAME_TAKEN, Port};
 pub struct Attached {
     device: Device,
     port: Port,
+    /// The hardware address that its user has said; nothing: the owner gives one.
+    wanted_mac: String,
     place: Place,
     owner: Option<Owner>,
 }
@@ -43,12 +45,12 @@ enum Owner {
 
 impl Attached {
     /// Makes or opens the device of a port and attaches it to the owner at a path. Where the port says no hardware address,
-    /// the kernel chooses one for a device that is made.
+    /// the owner gives one to a device that is made.
     ///
     /// # Errors
     /// There is such a device, or none, this process may not have it, or the owner refuses the port.
     pub fn new(
-        mut port: Port,
+        port: Port,
         name: &DeviceName,
         namespace: Option<&Path>,
         owner: Place,
@@ -57,9 +59,9 @@ impl Attached {
             "" => None,
             text => Some(text.parse().map_err(io::Error::other)?),
         };
-        let (device, mac) = Device::open(name, namespace, mac, port.mtu)?;
-        port.mac = mac.to_string();
-        let mut attached = Self { device, port, place: owner, owner: None };
+        let device = Device::open(name, namespace, mac, port.mtu)?;
+        let wanted_mac = port.mac.clone();
+        let mut attached = Self { device, port, wanted_mac, place: owner, owner: None };
         let since = Instant::now();
         loop {
             match attached.connect() {
@@ -80,6 +82,18 @@ impl Attached {
     }
 
     fn connect(&mut self) -> Result<(), AttachError> {
+        let connected = self.connect_as_it_is();
+        if connected.as_ref().is_err_and(AttachError::is_refusal) {
+            // What an earlier owner has given may not be what this one gives.
+            self.port.mac.clone_from(&self.wanted_mac);
+        }
+        connected
+    }
+
+    fn connect_as_it_is(&mut self) -> Result<(), AttachError> {
+        if matches!(self.place, Place::There(..)) {
+            self.port.mac.clone_from(&self.wanted_mac);
+        }
         let (owner, answer) = match &self.place {
             Place::Here(path) => {
                 let client = Client::connect(path)?;
@@ -93,8 +107,20 @@ impl Attached {
                 (Owner::There(Box::new(far)), answer)
             }
         };
+        if let Answer::Attached { mac, .. } = &answer {
+            self.have_mac(mac)?;
+        }
         self.heed(&answer);
         self.owner = Some(owner);
+        Ok(())
+    }
+
+    /// The owner has given the port this hardware address.
+    fn have_mac(&mut self, mac: &str) -> Result<(), AttachError> {
+        if !mac.is_empty() && mac != self.port.mac {
+            self.device.set_mac(mac.parse().map_err(io::Error::other)?)?;
+            mac.clone_into(&mut self.port.mac);
+        }
         Ok(())
     }
 
@@ -103,7 +129,7 @@ impl Attached {
         if let Answer::Changed(changes) = answer {
             (**changes).clone().apply(&mut self.port);
         }
-        if let Answer::Attached { has_carrier, segment_bytes_max, mtu } = answer {
+        if let Answer::Attached { has_carrier, segment_bytes_max, mtu, .. } = answer {
             if *mtu < self.port.mtu {
                 tracing::warn!(
                     uplink = mtu,
@@ -162,11 +188,11 @@ impl Attached {
                             refused = reason;
                         }
                         // An owner that refuses it is asked less and less often.
-                        let is_refused = matches!(
-                            error,
-                            AttachError::Ask(AskError::Refused(_)) | AttachError::Far(FarError::Refused(_))
-                        );
-                        pause = if is_refused { (2 * pause).min(RETRY_INTERVAL_MAX) } else { RETRY_INTERVAL };
+                        pause = if error.is_refusal() {
+                            (2 * pause).min(RETRY_INTERVAL_MAX)
+                        } else {
+                            RETRY_INTERVAL
+                        };
                         let since = Instant::now();
                         while !is_over() && since.elapsed() < pause {
                             std::thread::sleep(pause.min(CHECK_INTERVAL));
@@ -212,4 +238,11 @@ pub enum AttachError {
     /// The owner at another machine does not answer, or refuses the port.
     #[error(transparent)]
     Far(#[from] FarError),
+}
+
+impl AttachError {
+    /// Whether the owner has answered that it does not take the port.
+    fn is_refusal(&self) -> bool {
+        matches!(self, Self::Ask(AskError::Refused(_)) | Self::Far(FarError::Refused(_)))
+    }
 }

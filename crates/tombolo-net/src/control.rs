@@ -1,7 +1,9 @@
 //! What an owner answers: who may attach, change and see which port.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Bound;
+use std::time::{Duration, Instant};
 
 use tombolo_core::nic::connection::Rank;
 use tombolo_core::nic::registers::MacState;
@@ -10,9 +12,9 @@ use tombolo_host::net::BUFFER_BYTES as SOCKET_BYTES;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::PeerIdentity;
 use tombolo_node::harmless_reason;
-use tombolo_node::identity::PublicKey;
+use tombolo_node::identity::{KeyPair, PublicKey};
 
-use crate::allowance::{Listed, Whom, claims_nothing};
+use crate::allowance::{Listed, Whom, claims_nothing, given_mac};
 use crate::far::RING_BYTES;
 use crate::frames::End;
 use crate::protocol::{
@@ -35,6 +37,8 @@ pub const SEGMENT_BYTES_MAX: u32 = 65_536;
 const SEGMENT_NS_MAX: u64 = 50_000;
 /// The largest MTU.
 const MTU_MAX: u32 = 9000;
+/// How often it is said that a port is refused.
+const REFUSED_INTERVAL: Duration = Duration::from_secs(1);
 /// The smallest one, by which IPv4 works (RFC 791).
 const MTU_MIN: u32 = 68;
 
@@ -52,7 +56,18 @@ pub enum Asker {
     },
 }
 
+impl fmt::Display for Asker {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Near(peer, _) => Whom::User(peer.user_id).fmt(formatter),
+            Self::Far { key: Some(key), .. } => key.fmt(formatter),
+            Self::Far { node, key: None } => formatter.write_str(node),
+        }
+    }
+}
+
 /// Who is neither the owner's user nor root.
+#[derive(Clone, Copy)]
 enum Stranger {
     /// The kernel or a key says who.
     Known(Whom),
@@ -98,6 +113,10 @@ pub struct Control {
     allowances: Option<Listed>,
     /// Why it could not be read the last time.
     file_trouble: Option<String>,
+    /// By these it gives hardware addresses.
+    keys: KeyPair,
+    /// When it was last said that a port was refused.
+    refused_at: Option<Instant>,
 }
 
 /// Bits a second as bytes a second.
@@ -175,6 +194,7 @@ impl Control {
         mtu: u32,
         coalescing: Coalescing,
         allowances: Option<Listed>,
+        keys: KeyPair,
     ) -> Self {
         let own_user = rustix::process::geteuid().as_raw();
         Self {
@@ -188,6 +208,8 @@ impl Control {
             coalescing,
             allowances,
             file_trouble: None,
+            keys,
+            refused_at: None,
         }
     }
 
@@ -223,7 +245,11 @@ impl Control {
             return Err("only the uplink's owner asks and changes: others attach ports".into());
         }
         match ask {
-            Ask::Attach(port) => self.attach(connection, asker, port),
+            Ask::Attach(port) => {
+                let (name, by) = (port.name.clone(), asker.to_string());
+                let attached = self.attach(connection, asker, port);
+                attached.inspect_err(|reason| self.say_refused(&name, &by, reason))
+            }
             Ask::List { after } => self.list(after),
             Ask::Show(name) => self.show(&name),
             Ask::ShowUplink => self.show_uplink(),
@@ -232,10 +258,20 @@ impl Control {
         }
     }
 
-    fn attached(&self) -> Result<Answer, String> {
+    /// Says that a port is refused, now and then: its attacher asks as often as it likes.
+    fn say_refused(&mut self, name: &str, by: &str, reason: &str) {
+        let now = Instant::now();
+        if self.refused_at.is_none_or(|then| now.duration_since(then) >= REFUSED_INTERVAL) {
+            self.refused_at = Some(now);
+            tracing::warn!(port = harmless_reason(name), by, reason, "a port is refused");
+        }
+    }
+
+    fn attached(&self, mac: String) -> Result<Answer, String> {
         let (rate, mtu) =
             self.call(|worker| (worker.exchange.limits().rate, worker.exchange.limits().mtu))?;
-        Ok(Answer::Attached { has_carrier: self.has_carrier, segment_bytes_max: segment_bytes(rate), mtu })
+        let (has_carrier, segment_bytes_max) = (self.has_carrier, segment_bytes(rate));
+        Ok(Answer::Attached { has_carrier, segment_bytes_max, mtu, mac })
     }
 
     /// Does something in the thread that moves frames.
@@ -259,24 +295,47 @@ impl Control {
         }
     }
 
-    /// The port as it may be.
+    /// The port as it may be, with its hardware address.
     fn allowed(&mut self, asker: &Asker, port: Port) -> Result<Port, String> {
         let stranger = self.stranger(asker);
-        let Some(listed) = &mut self.allowances else {
-            return match stranger {
-                Some(_) => claims_nothing(&port).map(|()| port),
-                None => Ok(port),
-            };
+        let whom = match stranger {
+            Some(Stranger::Known(whom)) => Some(whom),
+            Some(Stranger::Unknown) | None => None,
         };
-        let all = listed.now()?;
-        match stranger {
-            None => all.apply(port, None),
-            Some(Stranger::Known(whom)) => all.apply(port, Some(whom)),
-            Some(Stranger::Unknown) => {
-                Err("the file of ports lets in those that it names, and without keys nobody can be told"
-                    .into())
+        let mut all = None;
+        let mut port = match (&mut self.allowances, stranger) {
+            (None, None) => port,
+            (None, Some(_)) => {
+                claims_nothing(&port)?;
+                if !port.mac.is_empty() {
+                    return Err(format!(
+                        "addresses of other machines' ports the owner gives: say none (--mac), or name {} in the owner's file of \
+                         ports (--ports)",
+                        port.name
+                    ));
+                }
+                port
             }
+            (Some(_), Some(Stranger::Unknown)) => {
+                return Err(
+                    "the file of ports lets in those that it names, and without keys nobody can be told"
+                        .into(),
+                );
+            }
+            (Some(listed), _) => all.insert(listed.now()?).apply(port, whom)?,
+        };
+        if port.mac.is_empty() {
+            let is_taken = |mac: &Mac| {
+                let text = mac.to_string();
+                let others = self.ports.values().filter(|other| other.port.name != port.name);
+                all.is_some_and(|all| all.has_mac(*mac))
+                    || others.into_iter().any(|other| other.port.mac == text)
+            };
+            let all = (0..=PORTS_MAX as u32).map(|before| given_mac(&self.keys, whom, &port.name, before));
+            let mac = all.into_iter().find(|mac| !is_taken(mac)).ok_or("no address is left")?;
+            port.mac = mac.to_string();
         }
+        Ok(port)
     }
 
     fn attach(&mut self, connection: u64, asker: Asker, port: Port) -> Result<Answer, String> {
@@ -332,8 +391,9 @@ impl Control {
         })??;
         let process = peer.and_then(|peer| peer.process_id);
         tracing::info!(port = port.name, mac = port.mac, process, node, "port attached");
+        let mac = port.mac.clone();
         self.ports.insert(port.name.clone(), Attached { port, id, peer, node, way, connection });
-        self.attached()
+        self.attached(mac)
     }
 
     /// A connection has ended: so has its port.
@@ -391,7 +451,7 @@ impl Control {
 
     /// What ports are told of the uplink, if that is new.
     pub fn take_news(&mut self) -> Option<Answer> {
-        std::mem::take(&mut self.has_news).then(|| self.attached().ok()).flatten()
+        std::mem::take(&mut self.has_news).then(|| self.attached(String::new()).ok()).flatten()
     }
 
     /// What ports are told that have been changed.

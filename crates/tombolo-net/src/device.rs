@@ -54,17 +54,12 @@ pub enum Device {
 }
 
 impl Device {
-    /// Makes or opens it in a namespace, or in this one, and switches it on. Returns the hardware address with it, which
-    /// the kernel chooses for a TAP device unless it is given.
+    /// Makes or opens it in a namespace, or in this one, and switches it on. A TAP device has some hardware address until
+    /// [`Device::set_mac`] unless one is given.
     ///
     /// # Errors
     /// There is such a device, or none, or this process may not have it.
-    pub fn open(
-        name: &DeviceName,
-        namespace: Option<&Path>,
-        mac: Option<Mac>,
-        mtu: u32,
-    ) -> io::Result<(Self, Mac)> {
+    pub fn open(name: &DeviceName, namespace: Option<&Path>, mac: Option<Mac>, mtu: u32) -> io::Result<Self> {
         let given =
             || mac.ok_or_else(|| io::Error::other("whose hardware address it is has to be said (--mac)"));
         match name {
@@ -83,8 +78,7 @@ impl Device {
                     let interface = Interface::open(name)?;
                     prepare(&tap, &interface)?;
                     interface.set_up()?;
-                    let mac = interface.mac()?;
-                    return Ok((Self::Tap(tap, Some(interface)), Mac(mac)));
+                    return Ok(Self::Tap(tap, Some(interface)));
                 };
                 // Queues that are opened in a namespace keep it alive after its last process has ended.
                 let namespace = open_namespace(namespace)?;
@@ -104,14 +98,11 @@ impl Device {
                 let tap = tap.map_err(|error| {
                     io::Error::new(error.kind(), format!("cannot make the TAP device {name}: {error}"))
                 })?;
-                let mac = tap.with_interface(|interface| {
-                    interface.set_up()?;
-                    interface.mac()
-                })?;
-                Ok((Self::Tap(tap, None), Mac(mac)))
+                tap.with_interface(Interface::set_up)?;
+                Ok(Self::Tap(tap, None))
             }
             DeviceName::Interface(name) => {
-                let mac = given()?;
+                given()?;
                 in_namespace(namespace, || {
                     let interface = Interface::open(name)?;
                     let index = interface.index()?;
@@ -121,13 +112,26 @@ impl Device {
                         interface.set_mtu(mtu)?;
                     }
                     interface.set_up()?;
-                    Ok((Self::Interface(socket, interface, index), mac))
+                    Ok(Self::Interface(socket, interface, index))
                 })
             }
             DeviceName::Machine(path) => {
-                let mac = given()?;
-                Ok((Self::Machine(Machine::listen(path, mtu)?), mac))
+                given()?;
+                Ok(Self::Machine(Machine::listen(path, mtu)?))
             }
+        }
+    }
+
+    /// Gives a TAP device another hardware address. Whatever is at the other end of an interface, or of a virtual machine's socket, has
+    /// its own.
+    ///
+    /// # Errors
+    /// The device is gone, or this process may not.
+    pub fn set_mac(&self, mac: Mac) -> io::Result<()> {
+        match self {
+            Self::Tap(_, Some(interface)) => interface.set_mac(mac.0),
+            Self::Tap(tap, None) => tap.with_interface(|interface| interface.set_mac(mac.0)),
+            Self::Interface(..) | Self::Machine(_) => Ok(()),
         }
     }
 

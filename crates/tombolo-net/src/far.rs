@@ -17,7 +17,7 @@ use tombolo_node::{Address, JoinError, Peer, Security, harmless_reason};
 use crate::frames::{End, FrameBuffer};
 use crate::letters::{Letter, Ring};
 use crate::protocol::{Answer, Ask, Port, Request};
-use crate::station::{Kind, Memories, News, Station};
+use crate::station::{Kind, Memories, News, Party, Station};
 use crate::worker::nanoseconds;
 
 /// The domain of an owner, by which its ports know it.
@@ -133,7 +133,8 @@ impl FarOwner {
         let owner = Target { node, domain: OWNER_DOMAIN };
         let memories = memories(&domain, owner)?;
         let mut far = Self {
-            station: Station::open(domain, false)?,
+            // It has one other side.
+            station: Station::open(domain, false, Box::new(Party::Node))?,
             owner,
             key: 0,
             begin: Instant::now(),

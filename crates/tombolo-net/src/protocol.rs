@@ -79,7 +79,7 @@ pub struct Port {
     pub tap: String,
     /// Where the device is, for people.
     pub namespace: Option<String>,
-    /// The device's hardware address.
+    /// The device's hardware address; nothing: the owner gives it one.
     pub mac: String,
     /// The most bytes behind an Ethernet header.
     pub mtu: u32,
@@ -176,6 +176,9 @@ pub enum Answer {
         segment_bytes_max: u32,
         /// The most bytes behind an Ethernet header that the uplink takes.
         mtu: u32,
+        /// The hardware address that the port has been given; nothing: it stays as it is.
+        #[serde(default)]
+        mac: String,
     },
     /// This port was changed: it is to be attached so when there is another owner.
     Changed(Box<Changes>),

@@ -15,7 +15,7 @@ use tombolo_core::nic::{Coalescing, Exchange, Limits, Mode, Turns};
 use tombolo_host::process;
 use tombolo_host::timing::net::{CHECK_INTERVAL, WAKE};
 use tombolo_host::unix::{PeerIdentity, SeqpacketListener, SeqpacketSocket, UnixError};
-use tombolo_node::identity::Permission;
+use tombolo_node::identity::{KeyPair, Permission, Ticket};
 use tombolo_node::{Address, Peer, Security, harmless_reason};
 
 use crate::allowance::Listed;
@@ -24,7 +24,7 @@ use crate::far::{self, OWNER_DOMAIN, RING_BYTES};
 use crate::frames::End;
 use crate::letters::{Letter, Ring};
 use crate::protocol::{Answer, MESSAGE_BYTES_MAX};
-use crate::station::{Kind, News, Station};
+use crate::station::{Kind, News, Party, Station};
 use crate::uplink::{Uplink, UplinkName};
 use crate::worker::{Handle, Worker, nanoseconds};
 
@@ -59,6 +59,8 @@ struct Far {
     sessions: Sessions,
     coalescing: Coalescing,
     security: Security,
+    /// A reading of the list of keys.
+    reading: Option<Ticket>,
     domain: Domain,
     /// After all that uses it.
     embedded: Embedded,
@@ -134,19 +136,31 @@ impl Owner {
             let name = format!("net {}", interface.name());
             let embedded = far::embed(&name, listen.clone(), security.clone()).map_err(io::Error::other)?;
             let domain = embedded.open_undriven(Some(OWNER_DOMAIN)).map_err(io::Error::other)?;
-            station = Some(Station::open(domain.clone(), true).map_err(io::Error::other)?);
+            let node = embedded.node().clone();
+            let party_of = move |number: u32| {
+                let key = node.key_of(number);
+                key.map_or(Party::Node(number), |key| Party::Key(key.to_bytes()))
+            };
+            station =
+                Some(Station::open(domain.clone(), true, Box::new(party_of)).map_err(io::Error::other)?);
             far = Some(Far {
                 links: HashMap::new(),
                 sessions: Sessions::new(RING_BYTES),
                 coalescing: options.coalescing,
                 security: security.clone(),
+                reading: None,
                 domain,
                 embedded,
             });
         }
         let end = uplink.copy()?;
         let worker = Handle::start(Exchange::new(options.mode, limits), uplink, station)?;
-        let control = Control::new(worker, has_carrier, limits.mtu, options.coalescing, listed);
+        // With a key, ports have the addresses that they had at an earlier owner.
+        let keys = match &options.far {
+            Some((_, Security::Secure(identity))) => identity.keys.clone(),
+            Some((_, Security::Insecure)) | None => KeyPair::generate().map_err(io::Error::other)?,
+        };
+        let control = Control::new(worker, has_carrier, limits.mtu, options.coalescing, listed, keys);
         let index = interface.index()?;
         Ok(Self {
             listeners,
@@ -360,7 +374,9 @@ impl Owner {
             News::Hello { from, session, ring, version } => {
                 self.post(from, |_, station| station.greeted());
                 if let Err(reason) = self.connect(from, session, ring, version) {
-                    tracing::warn!(node = from.node, reason, "a port is not connected");
+                    let link = self.far.as_ref().and_then(|far| far::find_node(&far.embedded, from.node));
+                    let key = link.and_then(|link| link.key()).map(|key| key.to_string());
+                    tracing::warn!(node = from.node, key, reason, "a port is not connected");
                     self.post(from, move |to, station| {
                         // A message has an end.
                         let reason: String = reason.chars().take(200).collect();
@@ -432,8 +448,16 @@ impl Owner {
     fn check_nodes(&mut self) {
         let now_ns = self.now_ns();
         let Some(far) = self.far.as_mut().filter(|far| far.sessions.is_due(now_ns)) else { return };
-        if let Err(error) = far.embedded.node().close_disallowed(&far.security) {
-            tracing::warn!(%error, "the list of keys cannot be read: links stay as they are");
+        // Asked for the last time, and answered by now unless its file system hangs.
+        if let Security::Secure(identity) = &far.security {
+            match far.reading.and_then(|reading| identity.reader.answer(reading)) {
+                Some(Ok(rights)) => drop(far.embedded.node().close_unlisted(&rights)),
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "the list of keys cannot be read: links stay as they are");
+                }
+                None => {}
+            }
+            far.reading = Some(identity.reader.ask(None));
         }
         self.control.connections().for_each(|connection| far.sessions.attached(connection));
         let links = &far.links;

@@ -25,7 +25,9 @@ const MAILS_AT_ONCE: usize = 64;
 const POSTED_MAX: usize = 8;
 /// Of these, letters that are about no frames.
 const LETTERS_POSTED_MAX: usize = 2;
-/// When so many transfers are under way to all nodes together, each node may have one only: channels are left for nodes
+/// As [`POSTED_MAX`], to all nodes of one [`Party`]: half of the channels.
+const POSTED_OF_PARTY_MAX: usize = 16;
+/// When so many transfers are under way to all nodes together, each party may have one only: channels are left for nodes
 /// that answer.
 const CROWDED: usize = 24;
 /// Letters to one node that wait to be sent, at most.
@@ -33,11 +35,50 @@ const LETTERS_MAX: usize = 32;
 /// News that nobody has taken, at most: what is said then is not heard.
 const WAITING_MAX: usize = 4096;
 /// Ports that want to be connected and were not heeded yet, at most: others ask again.
-const HELLOS_MAX: u32 = 64;
+const HELLOS_MAX: usize = 256;
+/// Of those, ports of one party.
+const HELLOS_OF_PARTY_MAX: usize = 16;
 /// Messages of one pipe that were not heeded yet, at most.
 const CONTROLS_MAX: u32 = 16;
 /// Class of service of the transfers: before bulk copies, whatever their length (QOS §3.2.3).
 const CLASS: u8 = 1;
+
+/// Whose nodes share what a station has for others: all that have proved one key, or a node without a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Party {
+    /// The nodes with this key.
+    Key([u8; 32]),
+    /// The node of this number.
+    Node(u32),
+}
+
+/// Says which party a node is of.
+pub type PartyOf = Box<dyn Fn(u32) -> Party + Send>;
+
+/// Transfers under way, by whom they are for.
+#[derive(Debug, Default)]
+struct Posted {
+    nodes: BTreeMap<u32, usize>,
+    parties: BTreeMap<Party, usize>,
+    total: usize,
+}
+
+impl Posted {
+    fn add(&mut self, node: u32, party: Party, count: usize) {
+        *self.nodes.entry(node).or_default() += count;
+        *self.parties.entry(party).or_default() += count;
+        self.total += count;
+    }
+
+    /// How many more a node may have now.
+    fn room(&self, node: u32, party: Party) -> usize {
+        let of_node = self.nodes.get(&node).copied().unwrap_or(0);
+        let of_party = self.parties.get(&party).copied().unwrap_or(0);
+        let (most_of_node, most_of_party) =
+            if self.total >= CROWDED { (1, 1) } else { (POSTED_MAX, POSTED_OF_PARTY_MAX) };
+        most_of_node.saturating_sub(of_node).min(most_of_party.saturating_sub(of_party))
+    }
+}
 
 /// What a record holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +166,7 @@ pub struct Memories {
 
 struct End {
     peer: Target,
+    party: Party,
     session: u64,
     memories: Memories,
     there: Ring,
@@ -156,8 +198,9 @@ pub struct Station {
     /// Whose turn it is to post first.
     first: u64,
     news: Vec<News>,
-    /// Ports that want to be connected, and were not heeded yet.
-    hellos: u32,
+    /// Of which parties the ports are that want to be connected, and were not heeded yet.
+    hellos: Vec<Party>,
+    party_of: PartyOf,
     is_owner: bool,
 }
 
@@ -331,7 +374,7 @@ impl Station {
     ///
     /// # Errors
     /// The node gives none.
-    pub fn open(domain: Domain, is_owner: bool) -> Result<Self, OpenError> {
+    pub fn open(domain: Domain, is_owner: bool, party_of: PartyOf) -> Result<Self, OpenError> {
         let mailbox = domain.open_mailbox(MAILS, &[Who::Anyone])?;
         Ok(Self {
             domain,
@@ -342,7 +385,8 @@ impl Station {
             posted: Vec::new(),
             first: 0,
             news: Vec::new(),
-            hellos: 0,
+            hellos: Vec::new(),
+            party_of,
             is_owner,
         })
     }
@@ -361,6 +405,7 @@ impl Station {
         self.keys.insert((peer.node, peer.domain, session), key);
         let end = End {
             peer,
+            party: (self.party_of)(peer.node),
             session,
             memories,
             there,
@@ -492,11 +537,10 @@ impl Station {
         }
         // A port whose letter does not arrive asks again; one whose pipe has ended needs none.
         self.posted.retain(|(_, transfer)| transfer.status() == Status::Ongoing);
-        let mut posted: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut posted = Posted::default();
         for (node, _) in &self.posted {
-            *posted.entry(*node).or_default() += 1;
+            posted.add(*node, (self.party_of)(*node), 1);
         }
-        let mut total = self.posted.len();
         for (&key, end) in self.ends.iter_mut().filter(|(_, end)| !end.has_ended) {
             if end.coalescer.next_deadline().is_some() && end.coalescer.elapsed(now_ns) {
                 end.is_due = true;
@@ -506,22 +550,18 @@ impl Station {
                 self.news.push(News::Ended { key, reason });
                 continue;
             }
-            let of_end = end.posted();
-            *posted.entry(end.peer.node).or_default() += of_end;
-            total += of_end;
+            posted.add(end.peer.node, end.party, end.posted());
         }
-        let most = |total: usize| if total >= CROWDED { 1 } else { POSTED_MAX };
         let letters = std::mem::take(&mut self.letters);
         for (to, bytes) in letters {
-            let of_node = posted.entry(to.node).or_default();
+            let party = (self.party_of)(to.node);
             let has_turn = self.posted.iter().filter(|(node, _)| *node == to.node).count()
                 < LETTERS_POSTED_MAX
-                && *of_node < most(total);
+                && posted.room(to.node, party) > 0;
             match has_turn.then(|| self.domain.send(to, &bytes)) {
                 Some(Ok(transfer)) => {
                     self.posted.push((to.node, transfer));
-                    *of_node += 1;
-                    total += 1;
+                    posted.add(to.node, party, 1);
                     is_busy = true;
                 }
                 _ => self.letters.push_back((to, bytes)),
@@ -534,10 +574,8 @@ impl Station {
         self.first = order.get(1).copied().unwrap_or(0);
         for key in order {
             let Some(end) = self.ends.get_mut(&key).filter(|end| !end.has_ended) else { continue };
-            let of_node = posted.entry(end.peer.node).or_default();
-            let begun = end.go_on(&self.domain, most(total).saturating_sub(*of_node));
-            *of_node += begun;
-            total += begun;
+            let begun = end.go_on(&self.domain, posted.room(end.peer.node, end.party));
+            posted.add(end.peer.node, end.party, begun);
             is_busy |= begun > 0;
         }
         is_busy
@@ -547,10 +585,12 @@ impl Station {
         let Some(letter) = Letter::from_bytes(bytes) else { return };
         let session = match letter {
             Letter::Hello { version, session, ring } => {
-                if self.hellos >= HELLOS_MAX || !self.is_owner {
+                let party = (self.party_of)(from.node);
+                let of_party = self.hellos.iter().filter(|other| **other == party).count();
+                if self.hellos.len() >= HELLOS_MAX || of_party >= HELLOS_OF_PARTY_MAX || !self.is_owner {
                     return;
                 }
-                self.hellos += 1;
+                self.hellos.push(party);
                 self.news.push(News::Hello { from, session, ring, version });
                 return;
             }
@@ -615,9 +655,11 @@ impl Station {
         until_deadline.into_iter().chain(until_room).min()
     }
 
-    /// A port that wanted to be connected was heeded.
+    /// The ports that wanted to be connected, as told by [`News::Hello`], were heeded in their order up to one more.
     pub fn greeted(&mut self) {
-        self.hellos = self.hellos.saturating_sub(1);
+        if !self.hellos.is_empty() {
+            self.hellos.remove(0);
+        }
     }
 
     /// Whether letters are on their way.
@@ -640,5 +682,30 @@ impl Station {
 impl AsFd for Station {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.domain.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many nodes one key has, others find channels.
+    #[test]
+    fn the_nodes_of_a_key_leave_channels_to_others() {
+        let mut posted = Posted::default();
+        let post_all = |posted: &mut Posted, node, party| {
+            let room = posted.room(node, party);
+            posted.add(node, party, room);
+            room
+        };
+        let greedy = Party::Key([1; 32]);
+        let of_greedy: Vec<usize> = (0..64).map(|node| post_all(&mut posted, node, greedy)).collect();
+        assert_eq!((of_greedy[0], of_greedy.iter().sum::<usize>()), (8, 16));
+        assert_eq!(post_all(&mut posted, 100, Party::Key([2; 32])), 8);
+        // Crowded: each of the others has one.
+        let others: usize =
+            (3..11).map(|key| post_all(&mut posted, 100 + u32::from(key), Party::Key([key; 32]))).sum();
+        assert_eq!((others, posted.total), (8, 32));
+        assert_eq!(posted.room(0, greedy), 0);
     }
 }

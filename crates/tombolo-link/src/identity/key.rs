@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use snow::params::DHChoice;
+use snow::params::{DHChoice, HashChoice};
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use zeroize::Zeroizing;
 
@@ -134,6 +134,20 @@ impl KeyPair {
         self.public
     }
 
+    /// A number that this node alone can make of some bytes, and makes again: whoever does not know the secret cannot choose bytes that
+    /// give a number of their choice.
+    #[must_use]
+    pub fn number_of(&self, bytes: &[u8]) -> u64 {
+        let Some(mut hash) = DefaultResolver.resolve_hash(&HashChoice::SHA256) else { return 0 };
+        let mut digest = [0; 32];
+        hash.reset();
+        hash.input(b"tombolo number\0");
+        hash.input(&*self.secret);
+        hash.input(bytes);
+        hash.result(&mut digest);
+        digest.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    }
+
     pub(crate) fn secret_bytes(&self) -> &[u8; KEY_BYTES] {
         &self.secret
     }
@@ -161,6 +175,15 @@ fn from_hex(text: &str) -> Result<Zeroizing<[u8; KEY_BYTES]>, KeyError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_secret_and_the_bytes() {
+        let [one, other] = [(); 2].map(|()| KeyPair::generate().unwrap());
+        let again = KeyPair::parse_secret(&one.secret_text()).unwrap();
+        assert_eq!(one.number_of(b"a port"), again.number_of(b"a port"));
+        assert_ne!(one.number_of(b"a port"), one.number_of(b"a fort"));
+        assert_ne!(one.number_of(b"a port"), other.number_of(b"a port"));
+    }
 
     #[test]
     fn keys_read_back_as_written() {

@@ -19,16 +19,19 @@ use crate::uplink::UplinkName;
 
 /// How long what must happen may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-const HOSTILE: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const ONE: [u8; 6] = [2, 0, 0, 0, 0, 2];
-const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 3];
 
-fn port(name: &str, mac: [u8; 6]) -> Port {
+/// A port, and the hardware address that the owner has given it.
+struct Given {
+    far: FarOwner,
+    mac: [u8; 6],
+}
+
+fn port(name: &str) -> Port {
     Port {
         name: name.into(),
         tap: "none".into(),
         namespace: None,
-        mac: tombolo_core::nic::Mac(mac).to_string(),
+        mac: String::new(),
         mtu: 1500,
         weight: 1,
         rate_bits: 0,
@@ -40,15 +43,18 @@ fn port(name: &str, mac: [u8; 6]) -> Port {
     }
 }
 
-fn attach(address: &Address, port: &Port) -> FarOwner {
+fn attach(address: &Address, port: &Port) -> Given {
     let how = Coalescing { frames: 1, after_ns: 0, is_adaptive: false };
     let since = Instant::now();
     loop {
         match FarOwner::attach(address, &Security::Insecure, port, how) {
-            Ok((far, Answer::Attached { .. })) => return far,
+            Ok((far, Answer::Attached { mac, .. })) => {
+                let mac: tombolo_core::nic::Mac = mac.parse().expect("an address");
+                return Given { far, mac: mac.0 };
+            }
             // The one before is about to go.
             Err(FarError::Refused(reason)) if since.elapsed() < PATIENCE => {
-                assert!(reason.contains("called") || reason.contains("has the address"), "{reason}");
+                assert!(reason.contains("called"), "{reason}");
                 std::thread::sleep(Duration::from_millis(50));
             }
             Ok((_, answer)) => panic!("{answer:?}"),
@@ -91,10 +97,11 @@ impl FarOwner {
 
 /// A frame from one to the other and back. Where many frames of others come at once (a segment of some bytes a frame is thousands), it may be lost behind
 /// them, as in any network: then it is sent again.
-fn behave(one: &mut FarOwner, other: &mut FarOwner, number: u32) {
+fn behave(one: &mut Given, other: &mut Given, number: u32) {
     for is_back in [false, true] {
-        let (from, to, source, destination) =
-            if is_back { (&mut *other, &mut *one, OTHER, ONE) } else { (&mut *one, &mut *other, ONE, OTHER) };
+        let (from, to) = if is_back { (&mut *other, &mut *one) } else { (&mut *one, &mut *other) };
+        let (source, destination) = (from.mac, to.mac);
+        let (from, to) = (&mut from.far, &mut to.far);
         let frame = [&destination[..], &source, &[0x88, 0xb5], &number.to_be_bytes(), &[7; 100]].concat();
         from.say(&[&[0; OFFLOAD_BYTES], &frame]);
         let (since, mut said) = (Instant::now(), Instant::now());
@@ -110,14 +117,16 @@ fn behave(one: &mut FarOwner, other: &mut FarOwner, number: u32) {
 }
 
 /// An offload header and a frame, rubbish or nearly right.
-fn draw(random: &mut Random) -> (Vec<u8>, Vec<u8>) {
+fn draw(random: &mut Random, [one, other, hostile]: [[u8; 6]; 3]) -> (Vec<u8>, Vec<u8>) {
     let mut frame = match random.below(4) {
-        0 => ONE.to_vec(),
+        0 => one.to_vec(),
         1 => vec![0xff; 6],
+        // To itself, or to nobody.
+        2 if random.one_in(8) => hostile.to_vec(),
         2 => vec![2, 0, 0, 0, 0, random.below(8) as u8],
         _ => (0..6).map(|_| random.below(256) as u8).collect(),
     };
-    frame.extend(if random.one_in(4) { OTHER } else { HOSTILE });
+    frame.extend(if random.one_in(4) { other } else { hostile });
     let is_six = random.one_in(2);
     frame.extend(if is_six { [0x86, 0xdd] } else { [8, 0] });
     if random.one_in(8) {
@@ -187,15 +196,23 @@ fn refused(client: &Client, name: &str) -> BTreeMap<String, u64> {
 fn run(seed: u64, path: &Path, address: &Address) {
     let mut random = Random::new(seed);
     let client = Client::connect(path).unwrap();
-    let (mut one, mut other) = (attach(address, &port("one", ONE)), attach(address, &port("other", OTHER)));
+    // Nobody chooses an address: it could be the gateway's.
+    let chosen = Port { mac: "02:00:00:00:00:01".into(), ..port("chooser") };
+    let how = Coalescing { frames: 1, after_ns: 0, is_adaptive: false };
+    match FarOwner::attach(address, &Security::Insecure, &chosen, how) {
+        Err(FarError::Refused(reason)) => assert!(reason.contains("the owner gives"), "{reason}"),
+        _ => panic!("a port chooses its address"),
+    }
+    let (mut one, mut other) = (attach(address, &port("one")), attach(address, &port("other")));
     behave(&mut one, &mut other, 0);
-    let mut hostile = attach(address, &port("hostile", HOSTILE));
-    let mut lie = |one: &mut FarOwner, other: &mut FarOwner| {
-        let (header, frame) = draw(&mut random);
-        hostile.say(&[&header, &frame]);
-        while hostile.heard().is_some() {}
-        while one.heard().is_some() {}
-        while other.heard().is_some() {}
+    let mut hostile = attach(address, &port("hostile"));
+    let macs = [one.mac, other.mac, hostile.mac];
+    let mut lie = |one: &mut Given, other: &mut Given| {
+        let (header, frame) = draw(&mut random, macs);
+        hostile.far.say(&[&header, &frame]);
+        while hostile.far.heard().is_some() {}
+        while one.far.heard().is_some() {}
+        while other.far.heard().is_some() {}
     };
     for number in 1..=3000 {
         lie(&mut one, &mut other);
@@ -216,13 +233,13 @@ fn run(seed: u64, path: &Path, address: &Address) {
     }
     drop(hostile);
     // Who lies about the ring is not heard any more.
-    let liar = port("liar", HOSTILE);
+    let liar = port("liar");
     // What it has said to be attached.
     let request = Request { version: crate::protocol::VERSION, ask: Ask::Attach(liar.clone()) };
     let length = serde_json::to_vec(&request).unwrap().len() as u64;
     let place = u64::from(RECORD_HEAD_BYTES) + length.next_multiple_of(u64::from(RECORD_HEAD_BYTES));
     for index in 0..lies(0, 0).len() {
-        let mut liar = attach(address, &liar);
+        let mut liar = attach(address, &liar).far;
         let (what, letter) = lies(liar.station.session(liar.key), place).swap_remove(index);
         liar.station.post_any(liar.owner, letter);
         liar.await_end(what);

@@ -18,6 +18,8 @@ use crate::driver::node::Node;
 use crate::driver::own_accesses::Work;
 use crate::driver::pump::{CachedClock, Flush};
 use crate::fabric::connection::Connection;
+use crate::fabric::table::ITSELF;
+use crate::programs::mail_shares::Party;
 use crate::programs::user::Poster;
 
 /// What is taken from a link that is lost, at most: as many of the shortest packets (32 bytes, header of the record
@@ -280,6 +282,13 @@ impl Node {
     ) -> Result<(), Refusal> {
         let domain = self.resolve_mailbox(domain, peer, from).map_err(Denied::code)?;
         let sender = Target { node: self.fabric.numbers.number(peer), domain: from };
-        Ok(self.programs.deliver(&domain, sender, bytes)?)
+        let party = || match peer {
+            ITSELF => Party::Here,
+            peer => {
+                let key = self.fabric.connection(peer).and_then(|connection| connection.key());
+                key.map_or(Party::Node(peer), Party::Key)
+            }
+        };
+        Ok(self.programs.deliver(&domain, sender, party, bytes)?)
     }
 }

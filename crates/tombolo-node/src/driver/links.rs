@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tombolo_host::timing::node as timing;
-use tombolo_link::identity::KeyFileError;
+use tombolo_link::identity::{KeyFileError, KeyRights};
 use tombolo_link::{LinkState, LossReason, Security};
 
 use crate::driver::node::Node;
@@ -151,7 +151,11 @@ impl Node {
     /// Returns whose links they were. The others may ask for what it says now.
     pub fn close_disallowed(&self, security: &Security) -> Result<Vec<String>, KeyFileError> {
         let Security::Secure(identity) = security else { return Ok(Vec::new()) };
-        let rights = identity.reader.wait(timing::LIST_TIMEOUT)?;
+        identity.reader.wait(timing::LIST_TIMEOUT).map(|rights| self.close_unlisted(&rights))
+    }
+
+    /// As [`Self::close_disallowed`], by a reading of the list.
+    pub fn close_unlisted(&self, rights: &KeyRights) -> Vec<String> {
         let mut closed = Vec::new();
         for connection in self.peers() {
             let Some(key) = connection.link.peer_key().filter(|_| connection.has_link()) else { continue };
@@ -164,7 +168,7 @@ impl Node {
             let name = connection.neighbour().name();
             closed.push(if name.is_empty() { key.to_string() } else { format!("`{name}`, {key}") });
         }
-        Ok(closed)
+        closed
     }
 }
 

@@ -14,7 +14,7 @@ use tombolo_channel::SLOTS;
 use tombolo_core::rdma::{Config, Engine, PeerId, PostError, Retransmission, Time, Transfer, TransferError};
 use tombolo_host::event_queue::EventQueue;
 use tombolo_host::shared::SharedMemory;
-use tombolo_link::{Address, Link, LossReason, Security};
+use tombolo_link::{Address, Link, LossReason, PublicKey, Security};
 use tombolo_wire::MAX_EARLIER_BLOCKS;
 
 use crate::driver::counters::{GoneLinks, ListenerStats};
@@ -282,6 +282,11 @@ impl Node {
     /// The connections of all links.
     pub fn peers(&self) -> Vec<Arc<Connection>> {
         self.fabric.connections()
+    }
+
+    /// The key that the node of this number has proved.
+    pub fn key_of(&self, node: u32) -> Option<PublicKey> {
+        self.fabric.connection(PeerId(node))?.key()
     }
 
     /// Starts a transfer; [`Node::pump`] sends it.

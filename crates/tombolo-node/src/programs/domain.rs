@@ -11,10 +11,20 @@ use tombolo_core::rdma::TransferError;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 
 use super::domains::DomainKey;
+use super::mail_shares::MailShares;
 use super::own::OwnRanges;
 use super::user::Poster;
 use crate::memory::blocking::Owner;
 use crate::memory::reclaim::Room;
+
+/// What was put into a mailbox.
+#[derive(Debug)]
+pub(super) struct Written {
+    /// Messages so far.
+    pub(super) messages: u64,
+    /// Who has sent those that wait, where senders share the room.
+    pub(super) shares: Option<MailShares>,
+}
 
 /// A domain's mailbox.
 #[derive(Debug)]
@@ -22,8 +32,7 @@ pub(super) struct MailboxState {
     pub(super) mailbox: Mailbox,
     /// The domains and nodes that may write to it.
     pub(super) senders: Vec<Who>,
-    /// Messages put in so far.
-    pub(super) written: Mutex<u64>,
+    pub(super) written: Mutex<Written>,
     pub(super) _room: Room,
 }
 

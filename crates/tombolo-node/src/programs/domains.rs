@@ -20,8 +20,9 @@ use tombolo_wire::NackCode;
 use super::access::{LoopWake, Ordered, OwnAccess};
 use super::addresses::Addresses;
 use super::awake::Awake;
-use super::domain::{Family, MailboxState, ProgramDomain};
+use super::domain::{Family, MailboxState, ProgramDomain, Written};
 use super::helper::HelperCommand;
+use super::mail_shares::{MailShares, Party};
 use super::own::OwnRanges;
 use super::requests::{LastAccess, LastHolder};
 use super::user::{Poster, SMALL_LOOPBACK};
@@ -388,15 +389,26 @@ impl Programs {
         &self,
         domain: &ProgramDomain,
         sender: Target,
+        party: impl FnOnce() -> Party,
         bytes: SharedSpan<'_>,
     ) -> Result<(), NackCode> {
         let mailbox_state = domain.mailbox_state.get().ok_or(NackCode::DecodeError)?;
-        mailbox_state.mailbox.put(&mut mailbox_state.written.lock(), sender, bytes).map_err(|error| {
-            match error {
-                MailError::Full => NackCode::BufferFull,
-                MailError::TooLong => NackCode::DecodeError,
-            }
+        let mut written = mailbox_state.written.lock();
+        let not_taken = mailbox_state.mailbox.not_taken(written.messages);
+        let party = written.shares.is_some().then(party);
+        if let Some((shares, party)) = written.shares.as_mut().zip(party)
+            && !shares.admits(party, not_taken)
+        {
+            return Err(NackCode::BufferFull);
+        }
+        mailbox_state.mailbox.put(&mut written.messages, sender, bytes).map_err(|error| match error {
+            MailError::Full => NackCode::BufferFull,
+            MailError::TooLong => NackCode::DecodeError,
         })?;
+        if let Some((shares, party)) = written.shares.as_mut().zip(party) {
+            shares.put(party);
+        }
+        drop(written);
         self.counts.mails.fetch_add(1, Ordering::Relaxed);
         if domain.page.announce() {
             domain.send_ended();
@@ -610,7 +622,8 @@ impl Programs {
         }
         let mailbox = Mailbox::create(messages).map_err(|error| error.to_string())?;
         let room = self.reserve(mailbox.memory_bytes() as u64)?;
-        let mailbox_state = MailboxState { mailbox, senders, written: Mutex::new(0), _room: room };
+        let written = Written { messages: 0, shares: MailShares::of(messages, &senders) };
+        let mailbox_state = MailboxState { mailbox, senders, written: Mutex::new(written), _room: room };
         Ok(&domain.mailbox_state.get_or_init(|| mailbox_state).mailbox)
     }
 

@@ -14,6 +14,7 @@ pub(crate) mod callers;
 pub(crate) mod domain;
 pub(crate) mod domains;
 pub(crate) mod helper;
+pub(crate) mod mail_shares;
 pub(crate) mod own;
 mod requests;
 pub(crate) mod user;

@@ -45,7 +45,7 @@ pub struct Arguments {
     /// What ports have, and who attaches them: a file with a line for each port, its name and any of
     /// from=user:UID, from=KEY, mac=, weight=, rate=, guarantee=, vlan=, trunk=, address=, groups= and promiscuous=. It is read
     /// when a port is attached, and goes before what is said then. Processes of other users, and other machines, attach
-    /// the ports that have a `from` for them, and no others; such a line needs `mac=`.
+    /// the ports that have a `from` for them, and no others; such a line needs `mac=`, which the port then has.
     #[arg(long, value_name = "FILE")]
     ports: Option<PathBuf>,
     /// Serve metrics for Prometheus by HTTP at this address; with port 0, at any free port. Whoever reaches the address
