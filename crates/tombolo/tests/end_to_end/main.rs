@@ -13,6 +13,7 @@ mod allocators;
 mod command_line;
 mod copying;
 mod crowds;
+mod cuts;
 mod databases;
 mod demonstration;
 mod failures;

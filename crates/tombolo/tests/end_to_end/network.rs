@@ -64,11 +64,11 @@ impl Machines {
         Ok(machines)
     }
 
-    fn place(&self, which: usize) -> String {
+    pub fn place(&self, which: usize) -> String {
         format!("{}-{which}", self.name)
     }
 
-    fn at(&self, which: usize, words: &str) -> Result<(), String> {
+    pub fn at(&self, which: usize, words: &str) -> Result<(), String> {
         ip(&format!("-n {} {words}", self.place(which)))
     }
 
@@ -127,7 +127,7 @@ fn count(node: &Running, text: &str) -> usize {
     node.errors().matches(text).count()
 }
 
-fn joined_times(node: &Running, times: usize) {
+pub fn joined_times(node: &Running, times: usize) {
     let since = Instant::now();
     while count(node, " joined ") < times {
         assert!(since.elapsed() < SOON, "not joined {times} times: {}", node.errors());

@@ -181,6 +181,13 @@ fn ports_of_other_machines_and_their_owners_come_and_go() {
     assert!(!machines.is_listed());
     let attached = machines.attach(&[]);
     machines.room.reaches(2, OUTSIDE_ADDRESS);
+    // The owner has given it an address; one of its choice could be the gateway's.
+    let chosen = ["--mac", "02:00:00:00:00:64"];
+    let refused = machines.room.at("2", &machines.words(&machines.attach, "eth1", &chosen));
+    let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && complaint.contains("the owner gives"), "{complaint}");
+    let said = machines.room.owner().errors();
+    assert!(said.contains("a port is refused") && said.contains("a link is refused"), "{said}");
     // A second one of that name.
     let second = machines.room.at("2", &machines.words(&machines.attach, "eth1", &[]));
     let complaint = String::from_utf8_lossy(&second.stderr).into_owned();

@@ -13,6 +13,7 @@ use tombolo_host::unix::{SeqpacketSocket, UnixError};
 use crate::common::{PATIENCE, Running, Scratch, TOMBOLO};
 
 mod devices;
+mod guarded;
 mod guests;
 mod isolation;
 mod machines;
