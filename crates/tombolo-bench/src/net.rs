@@ -5,7 +5,7 @@
 //! small UDP packets there and back, and as many small UDP packets as go through. Two namespaces as two
 //! machines, joined by VXLAN and by a port of another machine, are measured in the same way. Two more measurements are latency
 //! beside a flood, and four greedy ports at a shaped uplink, beside HTB on a bridge, and by themselves with frames of different
-//! sizes and with weights.
+//! sizes and with weights; and what a shaped uplink costs at several rates.
 
 use std::path::PathBuf;
 
@@ -49,6 +49,7 @@ fn ways() -> Vec<&'static str> {
         .chain(share::FLOODED)
         .chain(share::SHARED)
         .chain(share::COUNTED)
+        .chain(share::UPLINKS.iter().map(|(way, ..)| *way))
         .collect()
 }
 
@@ -60,6 +61,8 @@ fn measure(way: &str, arguments: &Arguments) -> Result<Value, Failure> {
         share::shared(way, binary, *seconds)
     } else if share::COUNTED.contains(&way) {
         share::counted(way, binary, *seconds)
+    } else if let Some(uplink) = share::UPLINKS.iter().find(|(name, ..)| *name == way) {
+        share::uplink(uplink, binary, *seconds)
     } else {
         pair::measure(way, binary, *seconds)
     }

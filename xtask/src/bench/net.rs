@@ -39,6 +39,13 @@ const COUNTED: [(&str, &str); 3] = [
     ("share-weights", "weights 1, 2, 3, 4, drr"),
 ];
 
+/// What a shaped uplink is called by its rate, under HTB and ours.
+const UPLINKS: [(&str, &str, &str); 3] = [
+    ("100 Mb/s", "uplink-htb-100", "uplink-100"),
+    ("500 Mb/s", "uplink-htb-500", "uplink-500"),
+    ("2 Gb/s", "uplink-htb-2000", "uplink-2000"),
+];
+
 /// A figure that has a bound.
 struct Target {
     title: &'static str,
@@ -65,7 +72,15 @@ const fn counted(
     Target { title, name, way, of: None, bound, more_is_better, digits: 4 }
 }
 
-const TARGETS: [Target; 9] = [
+const fn used(way: &'static str, title: &'static str) -> Target {
+    Target { title, name: "used", way, of: None, bound: 0.98, more_is_better: true, digits: 4 }
+}
+
+const fn beside_htb(way: &'static str, htb: &'static str, title: &'static str) -> Target {
+    Target { title, name: "cpu_s", way, of: Some(htb), bound: 2.0, more_is_better: false, digits: 2 }
+}
+
+const TARGETS: [Target; 15] = [
     beside_relay("a TCP stream (cubic), as a multiple of the bare relay's", "cubic_bytes_per_s", 0.9, true),
     beside_relay("a TCP stream (bbr), as a multiple of the bare relay's", "bbr_bytes_per_s", 0.9, true),
     beside_relay("64 bytes one way, as a multiple of the bare relay's", "one_way_ns", 1.2, false),
@@ -106,6 +121,12 @@ const TARGETS: [Target; 9] = [
         0.02,
         false,
     ),
+    used("uplink-100", "use of 100 Mb/s by four greedy ports"),
+    used("uplink-500", "use of 500 Mb/s"),
+    used("uplink-2000", "use of 2 Gb/s"),
+    beside_htb("uplink-100", "uplink-htb-100", "CPU time at 100 Mb/s, as a multiple of HTB's on a bridge"),
+    beside_htb("uplink-500", "uplink-htb-500", "CPU time at 500 Mb/s"),
+    beside_htb("uplink-2000", "uplink-htb-2000", "CPU time at 2 Gb/s"),
 ];
 const NEEDED: [(&str, &str); 4] =
     [("ip", "iproute2"), ("taskset", "util-linux"), ("iperf3", "iperf3"), ("ping", "iputils-ping")];
@@ -234,6 +255,23 @@ fn text(found: &Value) -> Result<String, std::fmt::Error> {
             cell("used", 100.0, 1),
         )?;
     }
+    writeln!(
+        page,
+        "\nFour ports with 1, 2, 4 and 8 flows (cubic) at a shaped uplink, nothing pinned, nobody else there: the use is on the wire\n\
+         (HTB's as the other end counts it, without preambles and gaps), CPU time is that of the whole machine, for a second.\n"
+    )?;
+    writeln!(page, "| rate | HTB's use | CPU s | our use | CPU s |\n| --- | ---: | ---: | ---: | ---: |")?;
+    for (rate, htb, ours) in UPLINKS {
+        let cell = |way, name, factor, digits| cell(found, way, name, factor, digits);
+        writeln!(
+            page,
+            "| {rate} | {} % | {} | {} % | {} |",
+            cell(htb, "used", 100.0, 1),
+            cell(htb, "cpu_s", 1.0, 3),
+            cell(ours, "used", 100.0, 1),
+            cell(ours, "cpu_s", 1.0, 3),
+        )?;
+    }
     Ok(page)
 }
 
@@ -340,6 +378,8 @@ mod tests {
             "far": [{ "cubic_cpu_s_per_gb": 3.0 }],
             "share-htb": [{ "jain": 0.999, "used": 0.935 }],
             "share-bytes": [{ "jain_bytes": 0.99951, "used": 0.97 }],
+            "uplink-htb-500": [{ "used": 0.96, "cpu_s": 0.1 }],
+            "uplink-500": [{ "used": 0.999, "cpu_s": 0.21 }],
         });
         let path = std::env::temp_dir().join(format!("tombolo-coalescing-{}.svg", std::process::id()));
         draw(&found, &path).unwrap();
@@ -358,6 +398,9 @@ mod tests {
             "| fairness of bytes at 2 Gb/s, frames of four sizes, drr (Jain's index) | 0.9995 | ≥ 0.999 | reached |",
             "| use of 2 Gb/s by these | 0.9700 | ≥ 0.98 | **not reached** |",
             "| frames of four sizes, drr | 0.9995 | - | - | 97.0 % |",
+            "| use of 500 Mb/s | 0.9990 | ≥ 0.98 | reached |",
+            "| CPU time at 500 Mb/s | 2.10 | ≤ 2 | **not reached** |",
+            "| 500 Mb/s | 96.0 % | 0.100 | 99.9 % | 0.210 |",
         ] {
             assert!(page.contains(line), "no {line} in:\n{page}");
         }

@@ -19,6 +19,15 @@ pub const SHARED: [&str; 2] = ["share-htb", "share-tombolo"];
 /// Four greedy ones of `tombolo net` alone, by what the owner has counted on the wire: frames of different sizes, by bytes
 /// and by frames, and weights of 1 to 4.
 pub const COUNTED: [&str; 3] = ["share-bytes", "share-frames", "share-weights"];
+/// A shaped uplink with four greedy ports and nobody else: what it is called, its rate in Mb/s, whether `tombolo net` shapes it.
+pub const UPLINKS: [(&str, u64, bool); 6] = [
+    ("uplink-htb-100", 100, false),
+    ("uplink-100", 100, true),
+    ("uplink-htb-500", 500, false),
+    ("uplink-500", 500, true),
+    ("uplink-htb-2000", 2000, false),
+    ("uplink-2000", 2000, true),
+];
 const RATE_MBIT: u64 = 2000;
 /// Bytes of a segment of each greedy port, where they differ.
 const SEGMENTS: [&str; 4] = ["1400", "500", "900", "1200"];
@@ -70,18 +79,30 @@ fn jain(values: &[f64]) -> f64 {
     sum * sum / (values.len() as f64 * squares)
 }
 
-fn limit_by_htb(room: &Room) -> Result<(), Failure> {
+/// Ports on a bridge, and an uplink whose rate they share by HTB.
+fn bridge_with_htb(room: &Room, rate_mbit: u64) -> Result<(), Failure> {
+    room.ip("-n {m} link add joint type bridge")?;
+    room.ip("-n {m} link set joint up")?;
+    room.ip("-n {m} link set outward master joint")?;
+    for port in PORTS {
+        room.ip(&format!("link add eth0 netns {{{port}}} type veth peer name {port} netns {{m}}"))?;
+        room.ip(&format!("-n {{m}} link set {port} master joint up"))?;
+    }
+    limit_by_htb(room, rate_mbit)
+}
+
+fn limit_by_htb(room: &Room, rate_mbit: u64) -> Result<(), Failure> {
     let tc = |words: String| -> Result<(), Failure> {
         let output = room.command("m", None, "tc").args(words.split_whitespace()).output()?;
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         if output.status.success() { Ok(()) } else { Err(Failure::new(format!("tc {words}: {said}"))) }
     };
     tc("qdisc add dev outward root handle 1: htb default 9".into())?;
-    tc(format!("class add dev outward parent 1: classid 1:100 htb rate {RATE_MBIT}mbit"))?;
+    tc(format!("class add dev outward parent 1: classid 1:100 htb rate {rate_mbit}mbit"))?;
     for number in 1..=PORTS.len() {
-        let part = RATE_MBIT as usize / PORTS.len();
+        let part = rate_mbit as usize / PORTS.len();
         tc(format!(
-            "class add dev outward parent 1:100 classid 1:{number} htb rate {part}mbit ceil {RATE_MBIT}mbit"
+            "class add dev outward parent 1:100 classid 1:{number} htb rate {part}mbit ceil {rate_mbit}mbit"
         ))?;
         tc(format!(
             "filter add dev outward parent 1: protocol ip u32 match ip src 10.81.0.{number} flowid 1:{number}"
@@ -200,14 +221,7 @@ pub fn counted(way: &str, tombolo: &Path, seconds: u32) -> Result<Value, Failure
 pub fn shared(way: &str, tombolo: &Path, seconds: u32) -> Result<Value, Failure> {
     let mut room = prepare()?;
     if way == "share-htb" {
-        room.ip("-n {m} link add joint type bridge")?;
-        room.ip("-n {m} link set joint up")?;
-        room.ip("-n {m} link set outward master joint")?;
-        for port in PORTS {
-            room.ip(&format!("link add eth0 netns {{{port}}} type veth peer name {port} netns {{m}}"))?;
-            room.ip(&format!("-n {{m}} link set {port} master joint up"))?;
-        }
-        limit_by_htb(&room)?;
+        bridge_with_htb(&room, RATE_MBIT)?;
     } else {
         let address = serve(&mut room, tombolo, None, &["--rate", &format!("{RATE_MBIT}M")])?;
         for port in PORTS {
@@ -240,5 +254,70 @@ pub fn shared(way: &str, tombolo: &Path, seconds: u32) -> Result<Value, Failure>
         "cpu_s": cpu_s,
         "one_way_ns": median_ns,
         "one_way_p99_ns": p99_ns,
+    }))
+}
+
+/// Bytes that have come outside by the uplink.
+fn came(room: &Room) -> Result<f64, Failure> {
+    let mut read = room.command("out", None, "cat");
+    let output = read.arg("/sys/class/net/eth0/statistics/rx_bytes").output()?;
+    String::from_utf8_lossy(&output.stdout)
+        .trim()
+        .parse()
+        .map_err(|_| Failure::new("the interface outside has no counters"))
+}
+
+/// What the uplink's owner has sent there, on the wire.
+fn sent_on_wire(tombolo: &Path, address: &str) -> Result<f64, Failure> {
+    let words = ["net", "show", "uplink", "--json", "--from", address];
+    let found: Value = serde_json::from_slice(&Command::new(tombolo).args(words).output()?.stdout)?;
+    let sent = &found["counters"]["sent"];
+    let (frames, bytes) = sent["frames"]
+        .as_f64()
+        .zip(sent["bytes"].as_f64())
+        .ok_or_else(|| Failure::new("the uplink has no counters"))?;
+    Ok(bytes + 20.0 * frames)
+}
+
+/// Four greedy ports at a shaped uplink: how much of its rate is used, and the CPU time of the whole machine for a second of it.
+pub fn uplink(
+    &(_, rate_mbit, is_ours): &(&str, u64, bool),
+    tombolo: &Path,
+    seconds: u32,
+) -> Result<Value, Failure> {
+    let mut room = prepare()?;
+    let mut address = None;
+    if is_ours {
+        let owner = serve(&mut room, tombolo, None, &["--rate", &format!("{rate_mbit}M")])?;
+        for port in PORTS {
+            attach(&mut room, tombolo, None, &owner, port)?;
+        }
+        address = Some(owner);
+    } else {
+        bridge_with_htb(&room, rate_mbit)?;
+    }
+    await_ports(&room)?;
+    let _servers = servers(&room)?;
+    let clients: Result<Vec<Guard>, Failure> = (0..FLOWS.len())
+        .map(|number| {
+            let mut client = client(&room, number, seconds + 60);
+            child::spawn(client.stdout(Stdio::null())).map_err(Failure::from)
+        })
+        .collect();
+    let _clients = clients?;
+    // While flows grow, nothing counts.
+    std::thread::sleep(Duration::from_secs(3));
+    let count = || match &address {
+        Some(address) => sent_on_wire(tombolo, address),
+        None => came(&room),
+    };
+    let before = count()?;
+    let (watch, begin) = (Stopwatch::start()?, Instant::now());
+    std::thread::sleep(Duration::from_secs((seconds + 2).into()));
+    let (_, cpu_s) = watch.elapsed()?;
+    let (after, took) = (count()?, begin.elapsed());
+    Ok(json!({
+        "used": (after - before) * 8.0 / took.as_secs_f64() / (rate_mbit as f64 * 1e6),
+        "cpu_s": cpu_s / took.as_secs_f64(),
     }))
 }

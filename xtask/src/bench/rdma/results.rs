@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::figures::{Best, Figures, What};
 use super::ours::{self, HOWS, LINKS, MEMCPY, MEMCPY_HUGE, OPERATIONS, PING_PONG, RAW_PACKETS, RAW_UDP};
-use super::targets::{self, Bound, Target, Verdict, link_text, size_text};
+use super::targets::{self, Bound, LONE, Target, Verdict, link_text, size_text};
 use super::{Facts, SIZES, SMALLEST, iperf, tcp};
 
 /// A party's row: its title, and its name among the figures.
@@ -212,6 +212,19 @@ fn latency_section(page: &mut String, figures: &Figures) {
     }
     rows.retain(|(_, who)| all_sizes().iter().any(|&size| figures.best_latency(who, size).is_some()));
     latencies(page, figures, &all_sizes(), &rows);
+    let _ = writeln!(
+        page,
+        "\nA lone write whose packet is lost goes again after a probe's time, not a timeout's (µs):\n\n| write, UDP, embedded | median | 99 % | median, 1 % loss | 99 %, 1 % loss |\n\
+         | --- | ---: | ---: | ---: | ---: |"
+    );
+    for size in LONE {
+        let cell = |link, what| {
+            let found = figures.get(&ours::who(link, "embedded", "write"), what, size);
+            found.map_or("-".to_owned(), |ns| format!("{:.1}", ns / 1e3))
+        };
+        let cells = ["udp", "udp_loss"].map(|link| [cell(link, What::MedianNs), cell(link, What::P99Ns)]);
+        let _ = writeln!(page, "| {} | {} |", size_text(size), cells.concat().join(" | "));
+    }
 }
 
 /// Ours over links on which several operations are measured, and links on which only writes are.

@@ -7,6 +7,13 @@ use super::figures::{Figures, What};
 use super::ours::{self, CACHE_LINE, HOWS, MEMCPY, MEMCPY_HUGE, NO_SIZE, PING_PONG, RAW_UDP, who};
 use super::{SIZES, SMALLEST};
 
+/// Writes of which one is under way, where packets are lost: their sizes.
+pub const LONE: [u64; 2] = [64, 4096];
+/// Their 99th percentile is this many times the lossless one at most...
+const LOSS_TIMES: f64 = 3.0;
+/// ... or this long, in nanoseconds, where that is more.
+const LOSS_NS: f64 = 200_000.0;
+
 /// Sizes at which throughput is judged.
 const LARGE: [u64; 2] = [64 << 10, 1 << 20];
 /// What a latency over UDP has to be shorter than, and what they tell of theirs: like is compared with like.
@@ -126,6 +133,16 @@ pub fn all(figures: &Figures) -> Vec<Target> {
             }
         }
     }
+    // Where a round trip takes microseconds, a wake-up decides what three times as long is.
+    for size in LONE {
+        for &how in ours::hows("udp_loss") {
+            let p99 = |link| figures.get(&who(link, how, "write"), What::P99Ns, size);
+            let lossless = p99("udp").map(|lossless| lossless.max(LOSS_NS / LOSS_TIMES));
+            let name =
+                format!("{}, a lone write of {}: 99 % / lossless", link_text("udp_loss"), size_text(size));
+            add(name, how, ratio(p99("udp_loss"), lossless), Bound::AtMost(LOSS_TIMES));
+        }
+    }
     for link in ["loopback", "shm", "udp"] {
         for &how in ours::hows(link) {
             let p99 = |busy| figures.get(&ours::interference(link, how, busy), What::P99Ns, NO_SIZE);
@@ -196,7 +213,7 @@ mod tests {
     fn what_is_missing_is_not_measured_and_never_reached() {
         let none = Figures::default();
         let (targets, races) = (all(&none), races(&none));
-        assert_eq!(targets.len(), 1 + 16 + 4 + 5);
+        assert_eq!(targets.len(), 1 + 16 + 4 + 2 + 5);
         assert_eq!(races.len(), 2 * 5 * 8);
         for target in targets.iter().chain(&races) {
             assert_eq!(target.verdict(), Verdict::NotMeasured, "{target:?}");
@@ -240,6 +257,8 @@ mod tests {
         figures.note(&who("udp_sealed", "embedded", "write"), What::BytesPerS, 1 << 20, 1e9);
         figures.note(&ours::interference("shm", "node", false), What::P99Ns, NO_SIZE, 10.0);
         figures.note(&ours::interference("shm", "node", true), What::P99Ns, NO_SIZE, 20.0);
+        figures.note(&who("udp", "embedded", "write"), What::P99Ns, 64, 9000.0);
+        figures.note(&who("udp_loss", "embedded", "write"), What::P99Ns, 64, 100_000.0);
         let targets = all(&figures);
         let line = found(&targets, "loopback, write of 16 B / cache line round trip", "node");
         assert_eq!((line.ratio, line.verdict()), (Some(7.0), Verdict::NotReached));
@@ -247,9 +266,11 @@ mod tests {
         assert_eq!((udp.ratio, udp.verdict()), (Some(0.8), Verdict::Reached));
         let sealed = found(&targets, "UDP, encrypted / unencrypted, 1 MiB", "embedded");
         assert_eq!((sealed.ratio, sealed.verdict()), (Some(0.25), Verdict::NotReached));
+        let lone = found(&targets, "UDP, 1 % loss, a lone write of 64 B: 99 % / lossless", "embedded");
+        assert_eq!((lone.ratio, lone.verdict()), (Some(1.5), Verdict::Reached));
         let busy = found(&targets, "shm, 64 B writes' 99 % beside large transfers / alone", "node");
         assert_eq!((busy.ratio, busy.verdict()), (Some(2.0), Verdict::Reached));
-        assert_eq!(targets.iter().filter(|target| target.ratio.is_some()).count(), 4);
+        assert_eq!(targets.iter().filter(|target| target.ratio.is_some()).count(), 5);
     }
 
     #[test]
