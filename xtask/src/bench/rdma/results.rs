@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(json["figures"][0]["median"], 2000.0);
         assert_eq!(json["not_measured"][0]["reason"], "killed");
         let targets = json["targets"].as_array().unwrap();
-        assert_eq!(targets.len(), 26 + 80);
+        assert_eq!(targets.len(), 28 + 80);
         assert!(targets.iter().all(|target| target["reached"].is_null()));
         assert_eq!(targets[0]["at_most"], 6.0);
     }
