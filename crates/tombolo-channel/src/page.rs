@@ -136,8 +136,9 @@ impl ChannelPage {
         self.short(WAITING).fetch_and(!(waiting as u32), Ordering::SeqCst);
     }
 
-    /// The program's: sleeps until more than `ended` transfers have ended, or the time is over. `slot`: the caller is woken for the end of
-    /// that one's, and those of one other slot; `None`: for all, and for messages. May return early. Only after [`Waiting::Futex`].
+    /// The program's: sleeps until more than `ended` transfers have ended, or the time is over. With a slot, only the end of that slot's
+    /// transfer wakes the caller (or that of the slot 32 away); with `None`, each end and each message. May return early. Only after
+    /// [`Waiting::Futex`].
     pub fn sleep(&self, ended: u32, timeout: Duration, slot: Option<usize>) {
         let reasons = slot.map_or(EVERY_REASON, reason);
         event::futex_wait_for(self.short(ENDED), ended, timeout, reasons);
@@ -214,9 +215,9 @@ impl ChannelPage {
     }
 }
 
-/// Threads of a program that one event wakes, at most: the kernel looks at each, on the node's time. Others that sleep for the same
-/// slot look again by themselves, as after each sleep.
-const MAX_WOKEN: u32 = 64;
+/// The most threads of a program that one event wakes: waking costs the node's time. With more sleepers that match, the rest wake by
+/// themselves when their sleep is over (100 ms at most).
+const MAX_WOKEN: u32 = 256;
 
 /// What threads sleep for that wait for anything.
 const EVERY_REASON: NonZeroU32 = NonZeroU32::MAX;

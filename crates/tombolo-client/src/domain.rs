@@ -439,9 +439,10 @@ impl Domain {
     }
 
     /// Opens this domain's mailbox, with room for `messages` messages (a power of two, at most
-    /// [`tombolo_channel::MAX_MAILS`]) that are not taken yet. Only `senders` can send to it. Where these are
-    /// [`Who::Anyone`] and `messages` is 64 or more, a node (or all nodes of one key) has at most as many messages waiting there as
-    /// there is room left: none can fill it.
+    /// [`tombolo_channel::MAX_MAILS`]) that are not taken yet. Only `senders` can send to it. If these include
+    /// [`Who::Anyone`] and `messages` is 64 or more, another node's waiting messages (those of all nodes with one key together)
+    /// may not exceed the free places: a lone sender fills half of the mailbox. Make it twice as large as the
+    /// largest burst of one sender.
     pub fn open_mailbox(&self, messages: u32, senders: &[Who]) -> Result<Mailbox, OpenError> {
         let request = Request::OpenMailbox { messages, senders: senders.to_vec() };
         let limit = self.0.time_limit();

@@ -32,7 +32,7 @@ impl Inner {
         self.wait_until_for(None, timeout, is_so)
     }
 
-    /// As [`Self::wait_until`]. `slot`: it comes with the end of that one's transfer.
+    /// As [`Self::wait_until`]. With a slot, the condition becomes true with the end of that slot's transfer.
     fn wait_until_for(
         &self,
         slot: Option<usize>,

@@ -8,9 +8,16 @@ use std::collections::BTreeSet;
 
 use crate::rdma::Time;
 
-/// When an owner's timers are looked at: a field of the owner, which only [`Wakes`] changes.
+/// When an owner's timers are looked at: a field of the owner, which only [`Wakes`] and [`Wake::fired`] change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wake(Time);
+
+impl Wake {
+    /// The owner has been taken as due: its timers are fired now, and it is filed anew.
+    pub(crate) fn fired(&mut self) {
+        *self = Self::default();
+    }
+}
 
 impl Default for Wake {
     /// That of an owner without timers.
@@ -52,12 +59,17 @@ impl<Owner: Copy + Ord> Wakes<Owner> {
         }
     }
 
+    /// Number of owners with a wake.
+    pub(crate) fn len(&self) -> usize {
+        self.by_time.len()
+    }
+
     /// The earliest wake.
     pub(crate) fn first(&self) -> Option<Time> {
         self.by_time.first().map(|(time, _)| *time)
     }
 
-    /// An owner whose wake has passed. The caller sets that owner's field to the default, fires its timers and lowers it again.
+    /// An owner whose wake has passed. The caller calls [`Wake::fired`], fires its timers and lowers its wake again.
     pub(crate) fn take_due(&mut self, now: Time) -> Option<Owner> {
         let first = self.by_time.first().filter(|(time, _)| *time <= now)?;
         let (_, owner) = *first;

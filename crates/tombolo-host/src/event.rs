@@ -93,7 +93,7 @@ pub fn futex_wait_for(word: &AtomicU32, expected: u32, timeout: Duration, reason
         tv_sec: i64::try_from(seconds).unwrap_or(i64::MAX),
         tv_nsec: (nanoseconds % 1_000_000_000) as _,
     };
-    // As there.
+    // As in `futex_wait`, every outcome means the same.
     let _ = futex::wait_bitset(word, futex::Flags::empty(), expected, Some(&until), reasons);
 }
 

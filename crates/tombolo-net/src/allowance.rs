@@ -244,7 +244,7 @@ impl Allowances {
             let is_allowed = found.is_some_and(|allowance| allowance.from.contains(&whom));
             if !is_allowed {
                 return Err(format!(
-                    "{whom} may not attach a port that is called {name}: the owner's file of ports needs from={whom} in the line of {name}",
+                    "{whom} may not attach a port that is called {name}: the owner's file of ports needs a line `{name} from={whom} mac=...`",
                     name = port.name
                 ));
             }
@@ -270,9 +270,8 @@ impl Allowances {
 }
 
 /// The hardware address that an owner gives to a port, so that whoever attaches it cannot take anybody's: of this owner, who attaches the
-/// port, and its name, the same each time. `before`: how many of these others have already.
-pub fn given_mac(owner: &KeyPair, whom: Option<Whom>, name: &str, before: u32) -> Mac {
-    let whom = whom.map(|whom| whom.to_string()).unwrap_or_default();
+/// port, and its name, the same each time. `before`: number of such addresses, computed with 0 and up, that other ports have.
+pub fn given_mac(owner: &KeyPair, whom: &str, name: &str, before: u32) -> Mac {
     let number = owner.number_of(format!("mac\0{whom}\0{name}\0{before}").as_bytes());
     let [first, second, third, fourth, fifth, sixth, ..] = number.to_le_bytes();
     // One that no manufacturer has given, of one interface.
@@ -375,15 +374,15 @@ mod tests {
     #[test]
     fn owners_give_addresses_that_nobody_can_choose() {
         let [owner, other] = [(); 2].map(|()| KeyPair::generate().unwrap());
-        let whom = Some(Whom::User(7));
+        let whom = "user:7";
         let mac = given_mac(&owner, whom, "web", 0);
         assert!(!mac.is_group() && mac.0[0] & 2 == 2, "{mac}");
         assert_eq!(mac, given_mac(&owner, whom, "web", 0));
         let others = [
             given_mac(&owner, whom, "web", 1),
             given_mac(&owner, whom, "wec", 0),
-            given_mac(&owner, Some(Whom::User(8)), "web", 0),
-            given_mac(&owner, None, "web", 0),
+            given_mac(&owner, "user:8", "web", 0),
+            given_mac(&owner, "owner", "web", 0),
             given_mac(&other, whom, "web", 0),
         ];
         assert!(!others.contains(&mac));

@@ -83,7 +83,10 @@ impl Attached {
 
     fn connect(&mut self) -> Result<(), AttachError> {
         let connected = self.connect_as_it_is();
-        if connected.as_ref().is_err_and(AttachError::is_refusal) {
+        if connected
+            .as_ref()
+            .is_err_and(|error| error.is_refusal() && !error.to_string().starts_with(NAME_TAKEN))
+        {
             // What an earlier owner has given may not be what this one gives.
             self.port.mac.clone_from(&self.wanted_mac);
         }

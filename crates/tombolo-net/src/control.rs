@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Bound;
-use std::time::{Duration, Instant};
 
 use tombolo_core::nic::connection::Rank;
 use tombolo_core::nic::registers::MacState;
@@ -21,6 +20,7 @@ use crate::protocol::{
     Answer, Ask, Changes, Counters, Driver, NAME_TAKEN, PORTS_AT_ONCE, Port, PortStatus, Register, Request,
     Traffic, UPLINK, UplinkStatus, VERSION, Vlans,
 };
+use crate::refusals::Refusals;
 use crate::worker::{Handle, Worker};
 
 /// The most ports of an owner.
@@ -37,8 +37,6 @@ pub const SEGMENT_BYTES_MAX: u32 = 65_536;
 const SEGMENT_NS_MAX: u64 = 50_000;
 /// The largest MTU.
 const MTU_MAX: u32 = 9000;
-/// How often it is said that a port is refused.
-const REFUSED_INTERVAL: Duration = Duration::from_secs(1);
 /// The smallest one, by which IPv4 works (RFC 791).
 const MTU_MIN: u32 = 68;
 
@@ -115,8 +113,7 @@ pub struct Control {
     file_trouble: Option<String>,
     /// By these it gives hardware addresses.
     keys: KeyPair,
-    /// When it was last said that a port was refused.
-    refused_at: Option<Instant>,
+    refusals: Refusals,
 }
 
 /// Bits a second as bytes a second.
@@ -124,18 +121,24 @@ fn bytes_of(bits: u64) -> u64 {
     bits / 8
 }
 
+/// Checks that a port can be called so.
+fn check_name(name: &str) -> Result<(), String> {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_name) {
+        let begin: String = name.chars().take(NAME_BYTES_MAX).collect();
+        return Err(format!(
+            "`{begin}` is no name of a port: letters, digits and -_.@: up to {NAME_BYTES_MAX}"
+        ));
+    }
+    Ok(())
+}
+
 /// What a port is to the thread that moves frames.
 ///
 /// # Errors
 /// It cannot be so.
 pub(crate) fn config_of(port: &Port) -> Result<PortConfig, String> {
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte);
-    if port.name.is_empty() || port.name.len() > NAME_BYTES_MAX || !port.name.bytes().all(is_name) {
-        return Err(format!(
-            "`{}` is no name of a port: letters, digits and -_.@: up to {NAME_BYTES_MAX}",
-            port.name
-        ));
-    }
+    check_name(&port.name)?;
     if port.name == UPLINK {
         return Err(format!("a port cannot be called {UPLINK}: choose a name with --name"));
     }
@@ -209,7 +212,7 @@ impl Control {
             allowances,
             file_trouble: None,
             keys,
-            refused_at: None,
+            refusals: Refusals::default(),
         }
     }
 
@@ -248,7 +251,7 @@ impl Control {
             Ask::Attach(port) => {
                 let (name, by) = (port.name.clone(), asker.to_string());
                 let attached = self.attach(connection, asker, port);
-                attached.inspect_err(|reason| self.say_refused(&name, &by, reason))
+                attached.inspect_err(|reason| self.refusals.say(&name, &by, reason))
             }
             Ask::List { after } => self.list(after),
             Ask::Show(name) => self.show(&name),
@@ -258,13 +261,9 @@ impl Control {
         }
     }
 
-    /// Says that a port is refused, now and then: its attacher asks as often as it likes.
-    fn say_refused(&mut self, name: &str, by: &str, reason: &str) {
-        let now = Instant::now();
-        if self.refused_at.is_none_or(|then| now.duration_since(then) >= REFUSED_INTERVAL) {
-            self.refused_at = Some(now);
-            tracing::warn!(port = harmless_reason(name), by, reason, "a port is refused");
-        }
+    /// Says that a node is not let in as a port.
+    pub fn say_refused(&mut self, by: &str, reason: &str) {
+        self.refusals.say("", by, reason);
     }
 
     fn attached(&self, mac: String) -> Result<Answer, String> {
@@ -302,6 +301,7 @@ impl Control {
             Some(Stranger::Known(whom)) => Some(whom),
             Some(Stranger::Unknown) | None => None,
         };
+        check_name(&port.name)?;
         let mut all = None;
         let mut port = match (&mut self.allowances, stranger) {
             (None, None) => port,
@@ -309,8 +309,8 @@ impl Control {
                 claims_nothing(&port)?;
                 if !port.mac.is_empty() {
                     return Err(format!(
-                        "addresses of other machines' ports the owner gives: say none (--mac), or name {} in the owner's file of \
-                         ports (--ports)",
+                        "the owner gives ports of other machines their hardware addresses: leave --mac out, or have the owner write \
+                         {} with from= and mac= into its file of ports (--ports)",
                         port.name
                     ));
                 }
@@ -326,12 +326,16 @@ impl Control {
         };
         if port.mac.is_empty() {
             let is_taken = |mac: &Mac| {
-                let text = mac.to_string();
-                let others = self.ports.values().filter(|other| other.port.name != port.name);
+                let mut others = self.ports.values().filter(|other| other.port.name != port.name);
                 all.is_some_and(|all| all.has_mac(*mac))
-                    || others.into_iter().any(|other| other.port.mac == text)
+                    || others.any(|other| other.port.mac.parse() == Ok(*mac))
             };
-            let all = (0..=PORTS_MAX as u32).map(|before| given_mac(&self.keys, whom, &port.name, before));
+            let whom = match &stranger {
+                None => "owner".to_owned(),
+                Some(Stranger::Unknown) => "unknown".to_owned(),
+                Some(Stranger::Known(whom)) => whom.to_string(),
+            };
+            let all = (0..=PORTS_MAX as u32).map(|before| given_mac(&self.keys, &whom, &port.name, before));
             let mac = all.into_iter().find(|mac| !is_taken(mac)).ok_or("no address is left")?;
             port.mac = mac.to_string();
         }

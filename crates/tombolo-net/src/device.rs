@@ -129,8 +129,14 @@ impl Device {
     /// The device is gone, or this process may not.
     pub fn set_mac(&self, mac: Mac) -> io::Result<()> {
         match self {
-            Self::Tap(_, Some(interface)) => interface.set_mac(mac.0),
-            Self::Tap(tap, None) => tap.with_interface(|interface| interface.set_mac(mac.0)),
+            // By its queues: it may have been renamed, or moved, since.
+            Self::Tap(tap, _) => {
+                tap.with_interface(
+                    |interface| {
+                        if interface.mac()? == mac.0 { Ok(()) } else { interface.set_mac(mac.0) }
+                    },
+                )
+            }
             Self::Interface(..) | Self::Machine(_) => Ok(()),
         }
     }

@@ -38,6 +38,7 @@ pub mod fuzzing;
 mod letters;
 mod machine;
 pub mod protocol;
+mod refusals;
 pub mod serve;
 mod station;
 mod uplink;

@@ -61,6 +61,8 @@ struct Far {
     security: Security,
     /// A reading of the list of keys.
     reading: Option<Ticket>,
+    /// It has been said that it does not end.
+    hangs: bool,
     domain: Domain,
     /// After all that uses it.
     embedded: Embedded,
@@ -149,6 +151,7 @@ impl Owner {
                 coalescing: options.coalescing,
                 security: security.clone(),
                 reading: None,
+                hangs: false,
                 domain,
                 embedded,
             });
@@ -376,7 +379,7 @@ impl Owner {
                 if let Err(reason) = self.connect(from, session, ring, version) {
                     let link = self.far.as_ref().and_then(|far| far::find_node(&far.embedded, from.node));
                     let key = link.and_then(|link| link.key()).map(|key| key.to_string());
-                    tracing::warn!(node = from.node, key, reason, "a port is not connected");
+                    self.control.say_refused(&key.unwrap_or_else(|| format!("node {}", from.node)), &reason);
                     self.post(from, move |to, station| {
                         // A message has an end.
                         let reason: String = reason.chars().take(200).collect();
@@ -450,14 +453,21 @@ impl Owner {
         let Some(far) = self.far.as_mut().filter(|far| far.sessions.is_due(now_ns)) else { return };
         // Asked for the last time, and answered by now unless its file system hangs.
         if let Security::Secure(identity) = &far.security {
-            match far.reading.and_then(|reading| identity.reader.answer(reading)) {
-                Some(Ok(rights)) => drop(far.embedded.node().close_unlisted(&rights)),
-                Some(Err(error)) => {
+            let found = far.reading.map(|reading| identity.reader.answer(reading));
+            match &found {
+                Some(Some(Ok(rights))) => drop(far.embedded.node().close_unlisted(rights)),
+                Some(Some(Err(error))) => {
                     tracing::warn!(%error, "the list of keys cannot be read: links stay as they are");
                 }
-                None => {}
+                Some(None) if !far.hangs => tracing::warn!(
+                    "the list of keys has not been read within a second: links stay as they are until it is"
+                ),
+                Some(None) | None => {}
             }
-            far.reading = Some(identity.reader.ask(None));
+            far.hangs = matches!(found, Some(None));
+            if !far.hangs {
+                far.reading = Some(identity.reader.ask(None));
+            }
         }
         self.control.connections().for_each(|connection| far.sessions.attached(connection));
         let links = &far.links;

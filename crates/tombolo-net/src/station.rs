@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use tombolo_client::{Domain, Mailbox, Memory, OpenError, Spec, Status, Target, Transfer, Who};
 use tombolo_core::nic::pipe::{Batch, Broken, Inlet, Outlet, RECORD_HEAD_BYTES};
+use tombolo_core::nic::session::SESSIONS_MAX_OF_KEY;
 use tombolo_core::nic::{Coalescer, Coalescing};
 use tombolo_host::timing::net::POST_WAIT;
 
@@ -36,8 +37,8 @@ const LETTERS_MAX: usize = 32;
 const WAITING_MAX: usize = 4096;
 /// Ports that want to be connected and were not heeded yet, at most: others ask again.
 const HELLOS_MAX: usize = 256;
-/// Of those, ports of one party.
-const HELLOS_OF_PARTY_MAX: usize = 16;
+/// Of those, ports of one party: as many as it may have in all. A port asks once.
+const HELLOS_OF_PARTY_MAX: usize = SESSIONS_MAX_OF_KEY;
 /// Messages of one pipe that were not heeded yet, at most.
 const CONTROLS_MAX: u32 = 16;
 /// Class of service of the transfers: before bulk copies, whatever their length (QOS §3.2.3).
@@ -655,7 +656,7 @@ impl Station {
         until_deadline.into_iter().chain(until_room).min()
     }
 
-    /// The ports that wanted to be connected, as told by [`News::Hello`], were heeded in their order up to one more.
+    /// The oldest [`News::Hello`] that was not heeded yet has been.
     pub fn greeted(&mut self) {
         if !self.hellos.is_empty() {
             self.hellos.remove(0);

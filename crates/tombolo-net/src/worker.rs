@@ -50,7 +50,7 @@ struct Queues {
     /// leave bytes between header and frame as they were: who attaches a TAP device says how long headers are there.)
     kept: FrameBuffer,
     kept_tag: Tag,
-    /// From which of its queues the frame came that is there.
+    /// The queue from which the frame in `kept` was read.
     kept_queue: usize,
     /// What it has sent and is cut here: its pieces are read before anything else.
     segment: Option<Box<Segment>>,

@@ -37,7 +37,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::lookup::Lookup;
 
 use crate::rdma::Time;
-use crate::wakes::{Wake, Wakes};
+use crate::wakes::Wakes;
 use context::{Context, Touch};
 use patience::Patience;
 use queue::{FaultQueue, Noted};
@@ -173,7 +173,7 @@ pub struct Iommu {
     last_access: u64,
     last_touch: u64,
     wakes: Wakes<ContextId>,
-    /// Contexts that were looked at for something that takes too long.
+    /// For tests: contexts that were looked at for something that takes too long.
     visits: u64,
 }
 
@@ -714,7 +714,7 @@ impl Iommu {
         let due: Vec<ContextId> = std::iter::from_fn(|| self.wakes.take_due(now)).collect();
         for id in due {
             let Some(context) = self.contexts.get_mut(&id) else { continue };
-            context.wake = Wake::default();
+            context.wake.fired();
             self.visits += 1;
             self.expire_attempts(now, id);
             self.expire_touches(now, id);

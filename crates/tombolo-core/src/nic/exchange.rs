@@ -112,7 +112,7 @@ pub struct Exchange {
     uplink_counters: Counters,
     /// The uplink takes no more at present.
     is_full: bool,
-    /// Each of another origin. They take turns.
+    /// At most one for each origin. They take turns.
     spreads: VecDeque<Spread>,
     is_uplink_spreading: bool,
     /// Spreading and all else take turns, and so do reading and sending.
@@ -191,7 +191,7 @@ impl Exchange {
         }
         if let Some(place) = self.ports.get_mut(index) {
             match place {
-                Some(port) if port.config.rules == config.rules => port.config = config,
+                Some(port) if port.config.rules.vlans == config.rules.vlans => port.config = config,
                 Some(port) => {
                     port.config = config;
                     // It may not be in that virtual network any more.
@@ -470,7 +470,10 @@ impl Exchange {
         }
         self.has_spread_last = false;
         match (self.next_of_ports(now_ns), spread) {
-            (Step::Wait(_) | Step::Idle, Some(spread)) => spread,
+            (Step::Wait(_) | Step::Idle, Some(spread)) => {
+                self.has_spread_last = true;
+                spread
+            }
             (step, _) => step,
         }
     }

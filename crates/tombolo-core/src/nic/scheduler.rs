@@ -235,11 +235,11 @@ pub struct Scheduler {
     round: List,
     round_links: Chain,
     round_ports: usize,
-    /// By when they may be read again ([`Place::Capped`]).
+    /// Ports that are over their caps ([`Place::Capped`]), by the time at which they may be read again.
     capped: BTreeSet<(u64, PortId)>,
     /// Those of the round that come first.
     entitled: BTreeSet<PortId>,
-    /// By when they come first again ([`Claim::Refilling`]).
+    /// Ports that have had their guarantee ([`Claim::Refilling`]), by the time at which they come first again.
     refilling: BTreeSet<(u64, PortId)>,
     uplink: Option<Bucket>,
     lateness: Lateness,
@@ -247,7 +247,7 @@ pub struct Scheduler {
     last_guaranteed: Option<PortId>,
     /// The most bytes that are read at once.
     most_at_once: u64,
-    /// Ports whose buckets or credit were looked at.
+    /// For tests: ports whose buckets or credit were looked at.
     looks: u64,
 }
 
@@ -407,11 +407,11 @@ impl Scheduler {
         self.port(id).is_some_and(|port| port.place == Place::Round)
     }
 
-    /// Whether a port has had much more than its turns: many of the longest segments.
+    /// Whether a port has had much more than its turns: more than two broadcasts to the most ports, or many of the longest segments.
     pub fn owes_much(&mut self, id: PortId) -> bool {
         let most = match self.turns {
-            Turns::Frames => 1024,
-            Turns::Bytes => 1 << 20,
+            Turns::Frames => 4096,
+            Turns::Bytes => 4 << 20,
         };
         self.port(id).is_some_and(|port| port.credit < -most)
     }
@@ -512,11 +512,11 @@ impl Scheduler {
         behind.or_else(|| self.entitled.first()).copied()
     }
 
-    /// The port whose turn it is: the first of the round that has credit. Each that is passed over gets its quantum, for which it
-    /// has sent as much before.
+    /// The port whose turn it is: the first of the round that has credit. Each that is passed over gets its quantum. What it owes are
+    /// bytes that were sent, so the ports that are passed over are no more than the quanta that were sent.
     fn in_turn(&mut self) -> Option<PortId> {
         let turns = self.turns;
-        // In one full round all pay what they owe, then rounds are skipped, in another one a port comes to have credit, and is found.
+        // One round in which all pay, then rounds are skipped; one in which a port gets credit; one in which it is found.
         for passed in 1..=3 * self.round_ports + 1 {
             let entry = self.round.front()?;
             let id = PortId(entry as u16);

@@ -351,12 +351,18 @@ impl Switch {
         self.find_targets(from, &frame, targets)
     }
 
-    /// Ports that may get a frame for this address, beside its owner: some may be in another virtual network, and one may come twice.
+    /// Candidates for a frame to this address, without the address's own port. Some may turn out to be in another virtual network or
+    /// group, and a port may come twice.
     fn candidates(&self, to: Mac, vlan: u16) -> impl Iterator<Item = PortId> {
-        let of_all =
-            (to == Mac::BROADCAST).then(|| self.access.get(&vlan).into_iter().flatten().chain(&self.trunks));
-        let of_group = (to.is_group() && to != Mac::BROADCAST)
-            .then(|| self.by_group.get(&to).into_iter().flatten().chain(&self.all_groups));
+        // A group's members, or those of the virtual network, whichever are fewer.
+        let members = self.by_group.get(&to).map_or(0, BTreeSet::len) + self.all_groups.len();
+        let in_network = self.access.get(&vlan).map_or(0, BTreeSet::len) + self.trunks.len();
+        let is_multicast = to.is_group() && to != Mac::BROADCAST;
+        let (by_network, by_group) =
+            (is_multicast && in_network < members, is_multicast && in_network >= members);
+        let of_all = (to == Mac::BROADCAST || by_network)
+            .then(|| self.access.get(&vlan).into_iter().flatten().chain(&self.trunks));
+        let of_group = by_group.then(|| self.by_group.get(&to).into_iter().flatten().chain(&self.all_groups));
         let known = of_all.into_iter().flatten().chain(of_group.into_iter().flatten());
         known.chain(&self.promiscuous).copied()
     }
@@ -373,7 +379,14 @@ impl Switch {
         let is_private =
             owner.is_some_and(|owner| from_port.is_some() && !may_reach_ports && Some(owner) != from_port);
         if may_reach_ports {
-            let is_in = |id: &PortId| self.rules(*id).is_some_and(|rules| rules.is_in(targets.vlan));
+            let gets_group = |rules: &Rules| {
+                let is_member = |groups: &BTreeSet<Mac>| groups.contains(&frame.destination);
+                let is_multicast = frame.destination.is_group() && frame.destination != Mac::BROADCAST;
+                !is_multicast || rules.is_promiscuous || rules.groups.as_ref().is_none_or(is_member)
+            };
+            let is_in = |id: &PortId| {
+                self.rules(*id).is_some_and(|rules| rules.is_in(targets.vlan) && gets_group(rules))
+            };
             let known = self.candidates(frame.destination, targets.vlan).chain(owner);
             targets.ports.extend(known.filter(|id| Some(*id) != from_port && is_in(id)));
             targets.ports.sort_unstable();
@@ -443,8 +456,9 @@ mod tests {
         let looks = |switch: &Switch, to, vlan| switch.candidates(to, vlan).count();
         assert_eq!(looks(&switch, mac(9), 0), 1);
         assert_eq!(looks(&switch, group(9), 0), 2);
-        assert_eq!(looks(&switch, group(1000), 0), 1001);
+        assert_eq!(looks(&switch, group(1000), 0), 981);
         assert_eq!(looks(&switch, Mac::BROADCAST, 7), 21);
+        assert_eq!(looks(&switch, group(1000), 7), 21, "the ports of the network, not all members");
         assert_eq!(looks(&switch, Mac::BROADCAST, 0), 981);
         (0..1000).for_each(|id| switch.remove(PortId(id)));
         assert_eq!(looks(&switch, group(1000), 0) + looks(&switch, Mac::BROADCAST, 0), 0);

@@ -144,6 +144,10 @@ impl Rings {
         }
     }
 
+    pub(crate) fn is_in(&self, ring: usize, peer: u32) -> bool {
+        self.members[peer as usize] >> ring & 1 == 1
+    }
+
     pub(crate) fn front(&self, ring: usize) -> Option<u32> {
         self.rings[ring].list.front()
     }

@@ -13,8 +13,8 @@ mod timing;
 
 use tombolo_sim::engine as bench;
 
-/// Lets an engine's timers fire until none is armed, and says when the last one did. A deadline is a lower bound: at the first one
-/// there may be nothing to do.
+/// Lets an engine's timers fire until none is armed, and says when the last one did: a deadline is a lower bound, so at the first one
+/// there may be nothing to do. For engines with a timer or two: eight looks are more than these need.
 fn after_all_timers(engine: &mut tombolo_core::rdma::Engine) -> Option<tombolo_core::rdma::Time> {
     let deadlines = std::iter::from_fn(|| engine.deadline().inspect(|at| engine.expire(*at)));
     deadlines.take(8).last()

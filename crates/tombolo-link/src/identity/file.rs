@@ -101,7 +101,7 @@ impl Clone for KeyFileError {
             Self::Exists { path } => Self::Exists { path: path.clone() },
             Self::TooOpen { path, mode } => Self::TooOpen { path: path.clone(), mode: *mode },
             Self::Line { path, line, reason } => {
-                Self::Line { path: path.clone(), line: *line, reason: reason.clone() }
+                Self::Line { path: path.clone(), line: *line, reason: *reason }
             }
             Self::Permissions { path, line, reason } => {
                 Self::Permissions { path: path.clone(), line: *line, reason: reason.clone() }

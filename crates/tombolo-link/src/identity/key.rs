@@ -134,8 +134,7 @@ impl KeyPair {
         self.public
     }
 
-    /// A number that this node alone can make of some bytes, and makes again: whoever does not know the secret cannot choose bytes that
-    /// give a number of their choice.
+    /// A number that depends on the secret key and on some bytes, the same each time. Only the holder of the secret key can compute it.
     #[must_use]
     pub fn number_of(&self, bytes: &[u8]) -> u64 {
         let Some(mut hash) = DefaultResolver.resolve_hash(&HashChoice::SHA256) else { return 0 };

@@ -32,8 +32,8 @@ struct State {
     /// What the last one has found that succeeded, and how many have.
     latest: Option<Arc<KeyRights>>,
     successes: u64,
-    /// Signalled when the present reading ends.
-    waiting: Vec<Arc<EventFd>>,
+    /// Each is signalled when the reading of its ticket has ended.
+    waiting: Vec<(Ticket, Arc<EventFd>)>,
     has_thread: bool,
     is_over: bool,
 }
@@ -50,10 +50,15 @@ impl State {
             self.successes += 1;
         }
         self.found = Some(found);
-        for event in self.waiting.drain(..) {
-            // It cannot fail but for want of the descriptor, which is there.
-            let _ = event.signal();
-        }
+        let ended = self.ended;
+        self.waiting.retain(|(ticket, event)| {
+            let has_ended = ticket.0 <= ended;
+            if has_ended {
+                // It cannot fail but for want of the descriptor, which is there.
+                let _ = event.signal();
+            }
+            !has_ended
+        });
     }
 }
 
@@ -80,14 +85,17 @@ impl ListReader {
         Self { list, shared }
     }
 
-    /// Asks for a reading that begins from now on. `wake` is signalled when its answer is there, or earlier.
+    /// Asks for a reading that begins from now on. `wake` is signalled when its answer is there.
     pub fn ask(&self, wake: Option<&Arc<EventFd>>) -> Ticket {
         let mut state = self.shared.state.lock();
         let AllowList::File(_) = &self.list else { return Ticket(state.ended) };
         let ticket = Ticket(state.begun + 1);
         state.asked = ticket.0;
-        if let Some(wake) = wake.filter(|wake| !state.waiting.iter().any(|known| Arc::ptr_eq(known, wake))) {
-            state.waiting.push(wake.clone());
+        let is_known = |wake: &&Arc<EventFd>| {
+            state.waiting.iter().any(|(known, event)| *known == ticket && Arc::ptr_eq(event, wake))
+        };
+        if let Some(wake) = wake.filter(|wake| !is_known(wake)) {
+            state.waiting.push((ticket, wake.clone()));
         }
         if !state.has_thread {
             let (list, shared) = (self.list.clone(), self.shared.clone());
@@ -124,7 +132,9 @@ impl ListReader {
             if let Some(found) = state.answer(ticket) {
                 return found;
             }
-            if self.shared.changed.wait_until(&mut state, deadline).timed_out() {
+            if self.shared.changed.wait_until(&mut state, deadline).timed_out()
+                && state.answer(ticket).is_none()
+            {
                 let reason = io::Error::new(io::ErrorKind::TimedOut, "the file system does not answer");
                 return Err(KeyFileError::Unreadable { path: self.list.to_string().into(), reason });
             }
@@ -211,7 +221,12 @@ mod tests {
             .unwrap();
         let (reader, wake) = (ListReader::new(list), Arc::new(EventFd::new().unwrap()));
         let first = reader.ask(Some(&wake));
-        assert!(reader.answer(first).is_none());
+        while reader.shared.state.lock().begun == 0 {
+            std::thread::yield_now();
+        }
+        // Another one comes while the first waits: it has a reading, and a signal, of its own.
+        let second = reader.ask(Some(&wake));
+        assert!(first != second && reader.answer(first).is_none());
         assert!(matches!(reader.wait(Duration::from_millis(20)), Err(KeyFileError::Unreadable { .. })));
         assert!(reader.answer(first).is_none() && !wake.drain().unwrap());
         // It answers after all. Once open for both, the file keeps nobody waiting.
@@ -220,5 +235,12 @@ mod tests {
         drop(file);
         tombolo_host::event::wait_readable(&[wake.as_fd()], Some(TIMEOUT)).unwrap();
         assert!(reader.answer(first).unwrap().is_ok());
+        // The second reading begins when the first has ended, and waits for a writer again: its asker is signalled when that has come.
+        let _ = wake.drain();
+        if reader.answer(second).is_none() {
+            drop(fs::OpenOptions::new().read(true).write(true).open(&path).unwrap());
+            assert!(tombolo_host::event::wait_readable(&[wake.as_fd()], Some(TIMEOUT)).unwrap());
+            assert!(reader.answer(second).unwrap().is_ok());
+        }
     }
 }

@@ -59,8 +59,8 @@ const MAX_KEPT: usize = 64;
 /// What the poller calls its own descriptors. Numbers of sessions are cookies, which are none of these but by a chance that costs one
 /// turn.
 const STRANGERS: u64 = 0;
-const MORE: u64 = 2;
-const FOUND: u64 = 3;
+const MORE: u64 = 1;
+const FOUND: u64 = 2;
 
 /// A handshake until both keys are verified.
 #[derive(Debug)]

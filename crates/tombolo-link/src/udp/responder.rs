@@ -169,7 +169,7 @@ impl Responder {
             }
             stage => {
                 self.stage = stage;
-                Progress::Waiting
+                self.look_up()
             }
         }
     }

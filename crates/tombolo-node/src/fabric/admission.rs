@@ -80,10 +80,14 @@ impl Fabric {
         (permissions.unwrap_or(Permissions::NONE), reading)
     }
 
-    /// Looks once more if the list was read again while a link came: who compares the keys of all links with it may have missed that.
-    pub(super) fn permit_anew(&self, connection: &Connection, reading: u64) {
-        if self.identity.get().is_some_and(|identity| identity.reader.latest().1 != reading) {
-            *connection.permissions.lock() = self.permissions_of(&*connection.link).0;
+    /// Updates the permissions of a link that has just entered the table if the list was read again after `reading`:
+    /// [`close_unlisted`](crate::Node::close_unlisted) may have run before the link was there.
+    pub(super) fn permit_anew(&self, connection: &Connection, mut reading: u64) {
+        let Some(identity) = self.identity.get() else { return };
+        while identity.reader.latest().1 != reading {
+            // Under the lock: an older reading must not come after a newer one.
+            let mut permissions = connection.permissions.lock();
+            (*permissions, reading) = self.permissions_of(&*connection.link);
         }
     }
 

@@ -17,7 +17,8 @@ use crate::fabric::messages::{Carriage, Message, MessageV1, Reply, Request};
 use crate::fabric::neighbour::Neighbour;
 use crate::fabric::table::Fabric;
 
-/// Transfers that peers have asked for, open at once. The engine has room for these beside those of this node's own programs.
+/// Transfers that peers have asked for, open at once. The engine has room for these beside those of this node's own programs
+/// (of at most 1,024 domains).
 pub(crate) const MAX_MADE: usize = 512;
 /// Transfers that one peer has asked for, open at once: a quarter of all, so that one peer cannot have them all.
 /// No node asks another for more.

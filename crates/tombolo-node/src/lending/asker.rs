@@ -74,7 +74,12 @@ impl Asker {
         let by = self.answered.asked_by(&self.neighbour, self.number);
         let by = by.unwrap_or_else(|| self.by.clone());
         let is_of_use = by.has_link() && !by.link.is_suspect();
-        if is_of_use { Some(by.link.clone()) } else { self.neighbour.control_link() }
+        if !is_of_use {
+            return self.neighbour.control_link();
+        }
+        // The answer may have to be sent again.
+        by.tick_at_ns.store(0, Ordering::Relaxed);
+        Some(by.link.clone())
     }
 
     /// Sends the answer, if there is one. Some: nothing else is left to be done.

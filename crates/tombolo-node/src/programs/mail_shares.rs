@@ -42,7 +42,7 @@ impl MailShares {
     /// Whether one more message of a sender may be put in, while so many have not been taken out.
     pub(super) fn admits(&mut self, party: Party, not_taken: u64) -> bool {
         // A program can say what it likes, about its own mailbox.
-        while self.waiting.len() as u64 > not_taken
+        while self.waiting.len() as u64 > not_taken.min(self.messages)
             && let Some(taken) = self.waiting.pop_front()
         {
             if let Some(held) = self.held.get_mut(&taken) {
@@ -99,6 +99,11 @@ mod tests {
         for not_taken in [u64::MAX, 0, 0, 1 << 40] {
             let _ = shares.admits(Party::Node(PeerId(1)), not_taken);
         }
+        for _ in 0..1000 {
+            let _ = shares.admits(Party::Here, u64::MAX);
+            shares.put(Party::Here);
+        }
+        assert!(shares.waiting.len() <= 65, "{}", shares.waiting.len());
         assert!(shares.admits(Party::Node(PeerId(1)), 0));
     }
 }

@@ -35,8 +35,8 @@ pub struct Arguments {
     /// The network namespace of the device: a name (`ip netns`), the number of a process in it, or a path.
     #[arg(long, value_name = "NS", conflicts_with = "stream")]
     netns: Option<String>,
-    /// The port's hardware address. The kernel chooses one for a TAP device, unless given; others have to say that of who
-    /// is behind them.
+    /// The port's hardware address. Without it the owner gives one to a TAP device. With --interface and --stream it is that of
+    /// what is behind the port. Other users and machines may name the address only that the owner's file of ports gives them.
     #[arg(long, required_unless_present = "tap")]
     mac: Option<Mac>,
     /// The most bytes behind an Ethernet header.

@@ -6,7 +6,7 @@
 //!  transfer:  queued in its class ──► all it may have is under way ──► queued ...
 //!                                                                  └─► done
 //!  transaction: see `State`; in at most one list: its path's timeouts (by time
-//!  of sending), its peer's resends, the bypass, or one of the three delays
+//!  of sending), its peer's resends, the bypass, or one of the delays
 //! ```
 //!
 //! A peer that no packets go to loses nothing: the caller carries out each block that it is handed and
@@ -15,7 +15,7 @@
 //! The end of a transfer is told when none of its bytes may still come: see `ending`.
 //!
 //! All lists are over table indices. Every step is O(1), or O(log n) of the peers where timers and slots decide which
-//! is next, except the pass over its transfers when a peer is lost.
+//! is next, except the pass over its transfers when a peer is lost, and over all slots when a path is.
 
 mod answers;
 mod ending;
@@ -74,7 +74,7 @@ pub struct Initiator {
     delays_wake: Wake,
     /// Room for the timers that are due; empty between two calls.
     due: Vec<Timers>,
-    /// Peers whose timers were looked at, or whose turn was decided anew.
+    /// For tests: peers whose timers were looked at, or whose turn was decided anew.
     visits: u64,
     /// By this clock peers are given up.
     attended: AttendedClock,
@@ -317,7 +317,9 @@ impl Initiator {
                 for class in Class::ALL {
                     let waits = !peer.queues[class as usize].is_empty();
                     work |= u8::from(waits && may_take) << ring_of(class);
-                    held[class as usize] = Some(peer.slots).filter(|slots| waits && *slots > free);
+                    // A silent peer waits for its own answer.
+                    let is_held = waits && peer.slots > free && !peer.is_silent;
+                    held[class as usize] = is_held.then_some(peer.slots);
                 }
             }
             self.held.set(peer, held);
@@ -388,8 +390,12 @@ impl Initiator {
     fn let_held_in(&mut self) {
         let free = self.table.tickets.len();
         for class in Class::ALL {
-            if let Some(id) = self.held.first(class, free) {
+            // Those that cannot go for another reason leave the waiting peers, too.
+            while let Some(id) = self.held.first(class, free) {
                 self.refresh(id);
+                if self.rings.is_in(ring_of(class), id.index() as u32) {
+                    break;
+                }
             }
         }
     }

@@ -423,7 +423,7 @@ pub(super) struct SendPeer {
     pub generations: Box<[Generation]>,
     /// Slots that this peer's blocks have.
     pub slots: usize,
-    /// By class: if it has blocks to issue and holds more slots than are free, how many it holds. It is among [`Held`] by that.
+    /// By class, if the peer is in [`Held`]: the number of slots under which it is filed there.
     pub held: [Option<usize>; Class::COUNT],
     /// Lower bound of its timers.
     pub wake: Wake,

@@ -11,7 +11,7 @@ use super::tables::{Place, Queue, SendPeer, Transaction, Transactions, request_p
 use crate::list::List;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
-use crate::wakes::{NEVER, Wake};
+use crate::wakes::NEVER;
 use tombolo_wire::Attempt;
 
 /// A block that was overtaken this many times in a row waits for the timeout: what is lost so often is
@@ -56,12 +56,32 @@ enum Loss {
 impl Initiator {
     /// An entry of a peer's came into a list with a timer.
     pub(super) fn arm(&mut self, id: PeerId, due: Time) {
+        self.forget_past_wakes();
         self.armed += 1;
         self.lower_wake_to(id, due);
     }
 
+    /// With nothing armed, all wakes are of timers long gone: after a pause they would have all peers visited. One is left, since a
+    /// visit costs less than filing it anew each time.
+    fn forget_past_wakes(&mut self) {
+        while self.armed == 0
+            && self.wakes.len() > 1
+            && let Some(owner) = self.wakes.take_due(NEVER)
+        {
+            match owner {
+                Timers::Delays => self.delays_wake.fired(),
+                Timers::Peer(index) => {
+                    if let Some(Some(peer)) = self.peers.get_mut(index as usize) {
+                        peer.wake.fired();
+                    }
+                }
+            }
+        }
+    }
+
     /// A block or a read was put off until `due`.
     pub(super) fn arm_delay(&mut self, due: Time) {
+        self.forget_past_wakes();
         self.armed += 1;
         self.wakes.lower(Timers::Delays, &mut self.delays_wake, due);
     }
@@ -84,7 +104,7 @@ impl Initiator {
         for timers in due.drain(..) {
             match timers {
                 Timers::Delays => {
-                    self.delays_wake = Wake::default();
+                    self.delays_wake.fired();
                     self.expire_delays(now);
                     let wake = self.next_delay();
                     self.wakes.lower(timers, &mut self.delays_wake, wake);
@@ -97,7 +117,7 @@ impl Initiator {
 
     fn expire_peer(&mut self, now: Time, id: PeerId) {
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
-        peer.wake = Wake::default();
+        peer.wake.fired();
         let id = peer.id;
         let paths = peer.paths.len();
         self.visits += 1;
