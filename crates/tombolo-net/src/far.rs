@@ -16,8 +16,9 @@ use tombolo_node::{Address, JoinError, Peer, Security, harmless_reason};
 
 use crate::frames::{End, FrameBuffer};
 use crate::letters::{Letter, Ring};
+use crate::parties::Party;
 use crate::protocol::{Answer, Ask, Port, Request};
-use crate::station::{Kind, Memories, News, Party, Station};
+use crate::station::{Kind, Memories, News, Station};
 use crate::worker::nanoseconds;
 
 /// The domain of an owner, by which its ports know it.

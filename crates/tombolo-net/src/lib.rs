@@ -37,6 +37,7 @@ mod frames;
 pub mod fuzzing;
 mod letters;
 mod machine;
+pub mod parties;
 pub mod protocol;
 mod refusals;
 pub mod serve;

@@ -23,8 +23,9 @@ use crate::control::{Asker, Control, SEGMENT_BYTES_MAX};
 use crate::far::{self, OWNER_DOMAIN, RING_BYTES};
 use crate::frames::End;
 use crate::letters::{Letter, Ring};
+use crate::parties::Party;
 use crate::protocol::{Answer, MESSAGE_BYTES_MAX};
-use crate::station::{Kind, News, Party, Station};
+use crate::station::{Kind, News, Station};
 use crate::uplink::{Uplink, UplinkName};
 use crate::worker::{Handle, Worker, nanoseconds};
 

@@ -270,6 +270,21 @@ mod tests {
         }
     }
 
+    /// A write between domains that do not exist.
+    fn written(user: u64) -> Transfer {
+        Transfer {
+            direction: Direction::Write,
+            domain: Domain(0x8002),
+            own_domain: Domain(0x8001),
+            source_address: 1 << 56,
+            destination_address: 1 << 56,
+            size_bytes: 64,
+            notification: None,
+            class: None,
+            user,
+        }
+    }
+
     fn ask(number: u32) -> Vec<u8> {
         let request = Request::Carry(Box::new(nowhere()));
         Message::V1(MessageV1::Ask { number, request }).encode()
@@ -322,20 +337,7 @@ mod tests {
         let node = Node::with_limits("carrier", 0, 0, limits).unwrap();
         let (near, _far) = memory_pair().unwrap();
         let peer = node.add_peer(near).id;
-        let post = |_| {
-            let transfer = Transfer {
-                direction: Direction::Write,
-                domain: Domain(0x8002),
-                own_domain: Domain(0x8001),
-                source_address: 1 << 56,
-                destination_address: 1 << 56,
-                size_bytes: 64,
-                notification: None,
-                class: None,
-                user: Poster::user_of_peer(peer, 1),
-            };
-            node.post(peer, transfer)
-        };
+        let post = |_| node.post(peer, written(Poster::user_of_peer(peer, 1)));
         assert_eq!((0..MAX_MADE as u32 + channels).map(post).find(Result::is_err), None);
         assert_eq!(post(0), Err(PostError::Full));
     }
@@ -364,20 +366,7 @@ mod tests {
         whole.neighbour().set_token(token);
         let part = node.add_peer(second);
         assert_eq!(node.fabric.be_path(&part, &token), Reply::Done);
-        let wanted = ThirdPartyTransfer {
-            to: None,
-            transfer: Transfer {
-                direction: Direction::Write,
-                domain: Domain(0x8002),
-                own_domain: Domain(0x8001),
-                source_address: 1 << 56,
-                destination_address: 1 << 56,
-                size_bytes: 64,
-                notification: None,
-                class: None,
-                user: 5,
-            },
-        };
+        let wanted = ThirdPartyTransfer { to: None, transfer: written(5) };
         for _ in 0..3 {
             assert_eq!(node.ask_third_party(whole.id, &wanted), Ok(true));
         }
