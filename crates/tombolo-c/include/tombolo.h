@@ -678,7 +678,7 @@ enum tombolo_result tombolo_wait_word(const struct tombolo_transfer *transfer,
 /*
  Opens the domain's mailbox (it has one at most), with room for this many messages that are not taken yet: a power
  of two, at most 4096. `senders` are grants of which only `who` and `number` count. If they include anyone and there is
- room for 64 or more, another node's waiting messages (those of all nodes with one key together) may not exceed the
+ room for 1,024 or more, another node's waiting messages (those of all nodes with one key together) may not exceed the
  free places: make it twice as large as the largest burst of one sender.
 
  # Safety

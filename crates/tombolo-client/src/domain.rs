@@ -440,7 +440,7 @@ impl Domain {
 
     /// Opens this domain's mailbox, with room for `messages` messages (a power of two, at most
     /// [`tombolo_channel::MAX_MAILS`]) that are not taken yet. Only `senders` can send to it. If these include
-    /// [`Who::Anyone`] and `messages` is 64 or more, another node's waiting messages (those of all nodes with one key together)
+    /// [`Who::Anyone`] and `messages` is 1,024 or more, another node's waiting messages (those of all nodes with one key together)
     /// may not exceed the free places: a lone sender fills half of the mailbox. Make it twice as large as the
     /// largest burst of one sender.
     pub fn open_mailbox(&self, messages: u32, senders: &[Who]) -> Result<Mailbox, OpenError> {
