@@ -51,8 +51,8 @@ pub const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause of the listener where no descriptor is left for another agent.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// How long a message about an agent that has ended waits for how it ended, which is known when its parent has asked. A
-/// bound, not a measurement.
-pub const AGENT_END: Duration = Duration::from_millis(500);
+/// bound: a killed process needs a processor to end, and may have none for a second on a busy machine.
+pub const AGENT_END: Duration = Duration::from_secs(2);
 /// After this long, what an agent that has hung up had done of its command is not known any more. It ends within
 /// microseconds, if it has a processor; then its program is looked at every [`CHANGE_PAUSE`] until it is not changing its
 /// mappings at that moment. A bound, not a measurement.
