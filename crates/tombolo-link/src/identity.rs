@@ -31,7 +31,7 @@ pub struct Identity {
     pub keys: KeyPair,
     /// The public keys of the nodes that it accepts and connects to.
     pub allowed: AllowList,
-    /// Reads that list for whoever must not wait for it.
+    /// Reads that list on a thread of its own, for callers that must not block.
     pub reader: ListReader,
 }
 

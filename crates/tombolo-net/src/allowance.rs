@@ -269,8 +269,8 @@ impl Allowances {
     }
 }
 
-/// The hardware address that an owner gives to a port, so that whoever attaches it cannot take anybody's: of this owner, who attaches the
-/// port, and its name, the same each time. `before`: number of such addresses, computed with 0 and up, that other ports have.
+/// The hardware address that an owner gives to a port: the same each time for the owner's key, the attacher (`whom`) and the port's
+/// name. `before`: number of such addresses, computed with 0 and up, that other ports have.
 pub fn given_mac(owner: &KeyPair, whom: &str, name: &str, before: u32) -> Mac {
     let number = owner.number_of(format!("mac\0{whom}\0{name}\0{before}").as_bytes());
     let [first, second, third, fourth, fifth, sixth, ..] = number.to_le_bytes();

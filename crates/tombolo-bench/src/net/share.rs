@@ -19,7 +19,7 @@ pub const SHARED: [&str; 2] = ["share-htb", "share-tombolo"];
 /// Four greedy ones of `tombolo net` alone, by what the owner has counted on the wire: frames of different sizes, by bytes
 /// and by frames, and weights of 1 to 4.
 pub const COUNTED: [&str; 3] = ["share-bytes", "share-frames", "share-weights"];
-/// A shaped uplink with four greedy ports and nobody else: what it is called, its rate in Mb/s, whether `tombolo net` shapes it.
+/// Ways in which four greedy ports use a shaped uplink: name of the way, rate in Mb/s, and whether `tombolo net` shapes it (or HTB).
 pub const UPLINKS: [(&str, u64, bool); 6] = [
     ("uplink-htb-100", 100, false),
     ("uplink-100", 100, true),

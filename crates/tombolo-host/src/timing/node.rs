@@ -42,7 +42,7 @@ pub const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 pub const NEIGHBOUR_PATHS_PAUSE: Duration = Duration::from_millis(50);
 /// As [`NEIGHBOUR_PATHS_PAUSE`], of a thread that looks after the links to one node alone.
 pub const PATHS_PAUSE: Duration = Duration::from_millis(20);
-/// How long a reading of the list of keys may take that somebody asks for by a signal. A bound, not a measurement.
+/// How long SIGHUP waits for the list of keys to be read. A bound, not a measurement.
 pub const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Before a lost path is tried again at first: those of the machine of neighbours.
 pub const FIRST_PATH_PAUSE: Duration = Duration::from_millis(100);

@@ -58,7 +58,7 @@ impl KeyRights {
     /// What the node with this key may ask for; `None` if the key is not on the list.
     #[must_use]
     pub fn of(&self, key: &PublicKey) -> Option<Permissions> {
-        // A key that is there twice may do what both lines say: none of them is forgotten.
+        // A key with two lines may do only what both permit.
         let lines = self.entries.iter().filter(|entry| entry.key == *key).map(|entry| entry.permissions);
         lines.reduce(Permissions::and)
     }

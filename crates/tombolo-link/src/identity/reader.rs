@@ -1,7 +1,7 @@
 //! Reads the list of keys for those who must not wait for a file: the file system that it is on may not answer.
 //!
-//! Whoever asks gets a [`Ticket`] for a reading that begins afterwards, and looks for its answer later ([`ListReader::answer`]) or
-//! waits for it ([`ListReader::wait`]). One thread reads; those who ask while it reads share the next reading.
+//! A caller gets a [`Ticket`] for a reading that begins afterwards, and polls for its answer ([`ListReader::answer`]) or
+//! waits for it ([`ListReader::wait`]). One thread reads; callers that ask while it reads share the next reading.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct State {
     /// Readings that have begun, and those that have ended. The thread reads while they differ.
     begun: u64,
     ended: u64,
-    /// The last reading that somebody asked for.
+    /// Number of the last reading that was asked for.
     asked: u64,
     /// What the last reading that has ended has found.
     found: Option<Reading>,
@@ -34,7 +34,8 @@ struct State {
     successes: u64,
     /// Each is signalled when the reading of its ticket has ended.
     waiting: Vec<(Ticket, Arc<EventFd>)>,
-    has_thread: bool,
+    /// The process whose thread reads, if there is one: a process that has been forked has no threads of its parent's.
+    thread_of: Option<u32>,
     is_over: bool,
 }
 
@@ -89,6 +90,11 @@ impl ListReader {
     pub fn ask(&self, wake: Option<&Arc<EventFd>>) -> Ticket {
         let mut state = self.shared.state.lock();
         let AllowList::File(_) = &self.list else { return Ticket(state.ended) };
+        let process = std::process::id();
+        if state.thread_of.is_some_and(|known| known != process) {
+            // What the parent's thread was reading does not end here.
+            (state.thread_of, state.begun) = (None, state.ended);
+        }
         let ticket = Ticket(state.begun + 1);
         state.asked = ticket.0;
         let is_known = |wake: &&Arc<EventFd>| {
@@ -97,12 +103,12 @@ impl ListReader {
         if let Some(wake) = wake.filter(|wake| !is_known(wake)) {
             state.waiting.push((ticket, wake.clone()));
         }
-        if !state.has_thread {
+        if state.thread_of.is_none() {
             let (list, shared) = (self.list.clone(), self.shared.clone());
             let thread =
                 std::thread::Builder::new().name("key list".into()).spawn(move || read(&list, &shared));
             match thread {
-                Ok(_) => state.has_thread = true,
+                Ok(_) => state.thread_of = Some(process),
                 Err(reason) => {
                     state.begun += 1;
                     let path = self.list.to_string().into();
@@ -156,7 +162,7 @@ impl Drop for ListReader {
     }
 }
 
-/// Reads whenever somebody asks, until the reader is dropped.
+/// The thread: reads the list each time it is asked for, until the reader is dropped.
 fn read(list: &AllowList, shared: &Shared) {
     let mut state = shared.state.lock();
     loop {
@@ -208,6 +214,19 @@ mod tests {
         assert!(reader.latest().0.unwrap().of(&keys[19]).is_some());
     }
 
+    /// A process that has been forked has the state of its parent's reader, and not the thread, which may have been reading.
+    #[test]
+    fn a_forked_process_reads_by_a_thread_of_its_own() {
+        let scratch = Scratch::new();
+        let path = scratch.0.join("allow");
+        fs::write(&path, "").unwrap();
+        let reader = ListReader::new(AllowList::from_file(&path).unwrap());
+        let mut state = reader.shared.state.lock();
+        (state.thread_of, state.begun) = (Some(u32::MAX), 1);
+        drop(state);
+        assert!(reader.wait(TIMEOUT).is_ok());
+    }
+
     #[test]
     fn a_file_system_that_hangs_keeps_nobody_else() {
         let scratch = Scratch::new();
@@ -216,7 +235,7 @@ mod tests {
         fs::write(&path, "").unwrap();
         let list = AllowList::from_file(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        // Whoever opens it waits for another process to write.
+        // To open a named pipe for reading waits for a writer.
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
             .unwrap();
         let (reader, wake) = (ListReader::new(list), Arc::new(EventFd::new().unwrap()));
@@ -229,7 +248,7 @@ mod tests {
         assert!(first != second && reader.answer(first).is_none());
         assert!(matches!(reader.wait(Duration::from_millis(20)), Err(KeyFileError::Unreadable { .. })));
         assert!(reader.answer(first).is_none() && !wake.drain().unwrap());
-        // It answers after all. Once open for both, the file keeps nobody waiting.
+        // A writer comes: the reading ends.
         let mut file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
         writeln!(file, "{key}").unwrap();
         drop(file);
