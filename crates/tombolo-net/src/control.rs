@@ -33,8 +33,10 @@ const TEXT_BYTES_MAX: usize = 256;
 const LIST_MAX: usize = 64;
 /// The longest segment that a port sends where nothing is slow.
 pub const SEGMENT_BYTES_MAX: u32 = 65_536;
-/// How long the wire may be taken by one segment of a shaped uplink: others wait as long.
-const SEGMENT_NS_MAX: u64 = 50_000;
+/// How long the wire may be taken by one segment of a shaped uplink. Who has more to send than goes ahead of the bucket
+/// ([`Scheduler::waits`](nic::Scheduler::waits)) waits as long for it. Each segment costs its sender, the owner and the
+/// receiver a wake-up, so shorter ones cost more processor time.
+const SEGMENT_NS_MAX: u64 = 2_000_000;
 /// The largest MTU.
 const MTU_MAX: u32 = 9000;
 /// The smallest one, by which IPv4 works (RFC 791).

@@ -80,7 +80,11 @@ const fn beside_htb(way: &'static str, htb: &'static str, title: &'static str) -
     Target { title, name: "cpu_s", way, of: Some(htb), bound: 2.0, more_is_better: false, digits: 2 }
 }
 
-const TARGETS: [Target; 15] = [
+const fn asks_beside_htb(way: &'static str, htb: &'static str, title: &'static str) -> Target {
+    Target { title, name: "one_way_ns", way, of: Some(htb), bound: 2.0, more_is_better: false, digits: 2 }
+}
+
+const TARGETS: [Target; 18] = [
     beside_relay("a TCP stream (cubic), as a multiple of the bare relay's", "cubic_bytes_per_s", 0.9, true),
     beside_relay("a TCP stream (bbr), as a multiple of the bare relay's", "bbr_bytes_per_s", 0.9, true),
     beside_relay("64 bytes one way, as a multiple of the bare relay's", "one_way_ns", 1.2, false),
@@ -127,6 +131,13 @@ const TARGETS: [Target; 15] = [
     beside_htb("uplink-100", "uplink-htb-100", "CPU time at 100 Mb/s, as a multiple of HTB's on a bridge"),
     beside_htb("uplink-500", "uplink-htb-500", "CPU time at 500 Mb/s"),
     beside_htb("uplink-2000", "uplink-htb-2000", "CPU time at 2 Gb/s"),
+    asks_beside_htb(
+        "uplink-100",
+        "uplink-htb-100",
+        "64 bytes one way beside these four at 100 Mb/s, as a multiple of HTB's",
+    ),
+    asks_beside_htb("uplink-500", "uplink-htb-500", "64 bytes one way at 500 Mb/s"),
+    asks_beside_htb("uplink-2000", "uplink-htb-2000", "64 bytes one way at 2 Gb/s"),
 ];
 const NEEDED: [(&str, &str); 4] =
     [("ip", "iproute2"), ("taskset", "util-linux"), ("iperf3", "iperf3"), ("ping", "iputils-ping")];
@@ -258,19 +269,23 @@ fn text(found: &Value) -> Result<String, std::fmt::Error> {
     writeln!(
         page,
         "\nFour ports with 1, 2, 4 and 8 flows (cubic) at a shaped uplink, nothing pinned, nobody else there: the use is on the wire\n\
-         (HTB's as the other end counts it, without preambles and gaps), CPU time is that of the whole machine, for a second.\n"
+         (HTB's as the other end counts it, without preambles and gaps), CPU time is that of the whole machine, for a second. Then a\n\
+         fifth port asks for 64 bytes beside them.\n"
     )?;
-    writeln!(page, "| rate | HTB's use | CPU s | our use | CPU s |\n| --- | ---: | ---: | ---: | ---: |")?;
+    writeln!(
+        page,
+        "| rate | HTB's use | CPU s | one way, µs | 99 %, µs | our use | CPU s | one way, µs | 99 %, µs |\n\
+         | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    )?;
     for (rate, htb, ours) in UPLINKS {
         let cell = |way, name, factor, digits| cell(found, way, name, factor, digits);
-        writeln!(
-            page,
-            "| {rate} | {} % | {} | {} % | {} |",
-            cell(htb, "used", 100.0, 1),
-            cell(htb, "cpu_s", 1.0, 3),
-            cell(ours, "used", 100.0, 1),
-            cell(ours, "cpu_s", 1.0, 3),
-        )?;
+        let cells = |way| {
+            let (used, cpu_s) = (cell(way, "used", 100.0, 1), cell(way, "cpu_s", 1.0, 3));
+            let (one_way, one_way_p99) =
+                (cell(way, "one_way_ns", 1e-3, 1), cell(way, "one_way_p99_ns", 1e-3, 1));
+            format!("{used} % | {cpu_s} | {one_way} | {one_way_p99}")
+        };
+        writeln!(page, "| {rate} | {} | {} |", cells(htb), cells(ours))?;
     }
     Ok(page)
 }
@@ -378,8 +393,8 @@ mod tests {
             "far": [{ "cubic_cpu_s_per_gb": 3.0 }],
             "share-htb": [{ "jain": 0.999, "used": 0.935 }],
             "share-bytes": [{ "jain_bytes": 0.99951, "used": 0.97 }],
-            "uplink-htb-500": [{ "used": 0.96, "cpu_s": 0.1 }],
-            "uplink-500": [{ "used": 0.999, "cpu_s": 0.21 }],
+            "uplink-htb-500": [{ "used": 0.96, "cpu_s": 0.1, "one_way_ns": 30_000.0 }],
+            "uplink-500": [{ "used": 0.999, "cpu_s": 0.21, "one_way_ns": 45_000.0, "one_way_p99_ns": 90_000.0 }],
         });
         let path = std::env::temp_dir().join(format!("tombolo-coalescing-{}.svg", std::process::id()));
         draw(&found, &path).unwrap();
@@ -400,7 +415,8 @@ mod tests {
             "| frames of four sizes, drr | 0.9995 | - | - | 97.0 % |",
             "| use of 500 Mb/s | 0.9990 | ≥ 0.98 | reached |",
             "| CPU time at 500 Mb/s | 2.10 | ≤ 2 | **not reached** |",
-            "| 500 Mb/s | 96.0 % | 0.100 | 99.9 % | 0.210 |",
+            "| 64 bytes one way at 500 Mb/s | 1.50 | ≤ 2 | reached |",
+            "| 500 Mb/s | 96.0 % | 0.100 | 30.0 | - | 99.9 % | 0.210 | 45.0 | 90.0 |",
         ] {
             assert!(page.contains(line), "no {line} in:\n{page}");
         }

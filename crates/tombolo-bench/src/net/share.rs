@@ -279,7 +279,8 @@ fn sent_on_wire(tombolo: &Path, address: &str) -> Result<f64, Failure> {
     Ok(bytes + 20.0 * frames)
 }
 
-/// Four greedy ports at a shaped uplink: how much of its rate is used, and the CPU time of the whole machine for a second of it.
+/// Four greedy ports at a shaped uplink: how much of its rate is used, the CPU time of the whole machine for a second of it, and
+/// then what a port that asks little waits beside them.
 pub fn uplink(
     &(_, rate_mbit, is_ours): &(&str, u64, bool),
     tombolo: &Path,
@@ -316,8 +317,11 @@ pub fn uplink(
     std::thread::sleep(Duration::from_secs((seconds + 2).into()));
     let (_, cpu_s) = watch.elapsed()?;
     let (after, took) = (count()?, begin.elapsed());
+    let (median_ns, p99_ns) = room.latency(["p5", "out"], "10.81.0.100", None)?;
     Ok(json!({
         "used": (after - before) * 8.0 / took.as_secs_f64() / (rate_mbit as f64 * 1e6),
         "cpu_s": cpu_s / took.as_secs_f64(),
+        "one_way_ns": median_ns,
+        "one_way_p99_ns": p99_ns,
     }))
 }

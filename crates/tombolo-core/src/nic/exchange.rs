@@ -380,6 +380,7 @@ impl Exchange {
             return Ok(Outward::Now);
         }
         self.wait(id, wire);
+        self.uplink.waits(now_ns, id, wire.bytes);
         Ok(Outward::Later)
     }
 

@@ -13,6 +13,10 @@
 //! robin). Both count frames and bytes as they are on the wire: what a port hands over as one segment of 64 KiB is charged
 //! as the 45 frames that it becomes.
 //!
+//! **Ahead.** Where the interface is shaped and turns are by byte, a port that asks for less than its part does not wait for the
+//! segments of others: a short frame of it is sent while the interface's bucket is still empty, which pays for it later
+//! ([`Scheduler::waits`]).
+//!
 //! ```text
 //!            has frames                     credit > 0, under its cap: read it
 //!   idle ──────────────► in the round ────────────────────────────────────────► charge ──┐
@@ -110,6 +114,21 @@ impl Bucket {
         self.tokens -= i128::from(bytes) * BILLION;
     }
 
+    /// Whether there are so many bytes.
+    fn covers(&self, bytes: u64) -> bool {
+        self.tokens >= i128::from(bytes) * BILLION
+    }
+
+    /// Whether it owes less than this.
+    fn owes_less_than(&self, bytes: u64) -> bool {
+        -self.tokens < i128::from(bytes) * BILLION
+    }
+
+    /// What it owes beyond this is forgiven.
+    fn forgive(&mut self, bytes: u64) {
+        self.tokens = self.tokens.max(-i128::from(bytes) * BILLION);
+    }
+
     /// When there is something again.
     fn ready_at(&self) -> u64 {
         let missing = (1 - self.tokens).max(0);
@@ -159,6 +178,10 @@ struct Port {
     claim: Claim,
     cap: Option<Bucket>,
     guarantee: Option<Bucket>,
+    /// What it may send ahead of the interface's bucket. All that it sends is taken from it.
+    ahead: Bucket,
+    /// Whether the frame that waits is sent so.
+    is_ahead: bool,
     sent: Sent,
 }
 
@@ -198,6 +221,9 @@ impl Port {
 /// Credit of a round for weight 1: a frame of the usual size, so that a port waits for as few frames of the others as
 /// possible.
 pub(super) const QUANTUM_BYTES: i64 = 1538;
+/// What a port saves up of what it may send ahead of the interface's bucket: two frames of the usual size, so a request, an
+/// answer, or what begins a connection.
+const AHEAD_BYTES: u64 = 2 * QUANTUM_BYTES.unsigned_abs();
 
 /// How late the driver comes back, of late: a bucket that saves up less loses what it could have sent meanwhile.
 #[derive(Debug)]
@@ -241,6 +267,12 @@ pub struct Scheduler {
     entitled: BTreeSet<PortId>,
     /// Ports that have had their guarantee ([`Claim::Refilling`]), by the time at which they come first again.
     refilling: BTreeSet<(u64, PortId)>,
+    /// Ports whose frame is sent ahead of the interface's bucket, in the order in which they asked.
+    ahead: List,
+    ahead_links: Chain,
+    /// Sums over all ports.
+    weights: u64,
+    guaranteed: u64,
     uplink: Option<Bucket>,
     lateness: Lateness,
     /// The port that was read last since it has a guarantee.
@@ -266,6 +298,10 @@ impl Scheduler {
             capped: BTreeSet::new(),
             entitled: BTreeSet::new(),
             refilling: BTreeSet::new(),
+            ahead: List::default(),
+            ahead_links: Chain::default(),
+            weights: 0,
+            guaranteed: 0,
             uplink: None,
             lateness,
             last_guaranteed: None,
@@ -291,7 +327,11 @@ impl Scheduler {
         if self.ports.len() <= index {
             self.ports.resize_with(index + 1, || None);
             self.round_links.grow(index + 1);
+            self.ahead_links.grow(index + 1);
         }
+        self.forget_share(id);
+        self.weights += u64::from(share.weight.max(1));
+        self.guaranteed = self.guaranteed.saturating_add(share.guaranteed);
         let Some(place) = self.ports.get_mut(index) else { return };
         match place {
             Some(port) => (port.share, port.cap, port.guarantee) = (share, cap, guarantee),
@@ -304,6 +344,8 @@ impl Scheduler {
                     claim: Claim::Out,
                     cap,
                     guarantee,
+                    ahead: Bucket::new(0, AHEAD_BYTES, now_ns),
+                    is_ahead: false,
                     sent: Sent::default(),
                 });
             }
@@ -311,9 +353,17 @@ impl Scheduler {
         self.settle(id);
     }
 
+    /// Takes a port's share out of the sums.
+    fn forget_share(&mut self, id: PortId) {
+        let Some(share) = self.port(id).map(|port| port.share) else { return };
+        self.weights -= u64::from(share.weight.max(1));
+        self.guaranteed = self.guaranteed.saturating_sub(share.guaranteed);
+    }
+
     /// Removes a port.
     pub fn remove(&mut self, id: PortId) {
         self.pause(id);
+        self.forget_share(id);
         if let Some(port) = self.ports.get_mut(usize::from(id.0)) {
             *port = None;
         }
@@ -383,6 +433,51 @@ impl Scheduler {
         }
     }
 
+    /// A port has a frame that is so long on the wire. It is sent ahead of the interface's bucket if the port has sent less than
+    /// its part of late: what is not guaranteed to anybody, by weight among all ports, also those that send nothing.
+    ///
+    /// So a port that asks little waits for no segment of the others, and what all send ahead is less than the rate. What the
+    /// interface owes for it is bounded, too.
+    pub fn waits(&mut self, now_ns: u64, id: PortId, bytes: u64) {
+        self.has_frames(id);
+        if self.turns == Turns::Frames || self.uplink.is_none() {
+            return;
+        }
+        let rate = self.rate_ahead(id);
+        let Some(port) = self.port(id) else { return };
+        port.ahead.rate = rate;
+        port.ahead.fill(now_ns);
+        if port.place == Place::Round
+            && port.ahead.covers(bytes)
+            && !std::mem::replace(&mut port.is_ahead, true)
+        {
+            self.ahead.push_back(&mut self.ahead_links, u32::from(id.0));
+        }
+    }
+
+    /// Bytes a second that a port may send ahead.
+    fn rate_ahead(&self, id: PortId) -> u64 {
+        let rate = self.uplink.map_or(0, |uplink| uplink.rate).saturating_sub(self.guaranteed);
+        let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
+        let weight = port.map_or(0, |port| port.share.weight.max(1));
+        let part = u128::from(rate) * u128::from(weight) / u128::from(self.weights.max(1));
+        u64::try_from(part).unwrap_or(u64::MAX)
+    }
+
+    /// Its frame is sent, or it has none any more.
+    fn leave_ahead(&mut self, id: PortId) {
+        if self.port(id).is_some_and(|port| std::mem::take(&mut port.is_ahead)) {
+            self.ahead.remove(&mut self.ahead_links, u32::from(id.0));
+        }
+    }
+
+    /// The port whose frame is sent next although the interface's bucket is empty.
+    fn next_ahead(&self) -> Option<PortId> {
+        let uplink = self.uplink.as_ref()?;
+        let id = PortId(self.ahead.front()? as u16);
+        uplink.owes_less_than(uplink.burst.saturating_mul(2)).then_some(id)
+    }
+
     /// A port that was to be read had nothing.
     pub fn was_empty(&mut self, id: PortId) {
         if let Some(port) = self.port(id) {
@@ -394,6 +489,7 @@ impl Scheduler {
 
     /// A port is not to be read until [`Scheduler::has_frames`]; it keeps its credit.
     pub fn pause(&mut self, id: PortId) {
+        self.leave_ahead(id);
         if let Some(port) = self.port(id)
             && std::mem::take(&mut port.has_frames)
         {
@@ -423,8 +519,14 @@ impl Scheduler {
             uplink.fill(now_ns);
             uplink.take(sent.bytes);
         }
+        self.leave_ahead(id);
         self.fill(now_ns, id);
+        let rate_ahead = self.rate_ahead(id);
         let Some(port) = self.port(id) else { return };
+        port.ahead.rate = rate_ahead;
+        port.ahead.fill(now_ns);
+        port.ahead.take(sent.bytes);
+        port.ahead.forgive(AHEAD_BYTES);
         port.sent.frames += sent.frames;
         port.sent.bytes += sent.bytes;
         if let Some(cap) = &mut port.cap {
@@ -488,8 +590,12 @@ impl Scheduler {
         if let Some(uplink) = &mut self.uplink {
             uplink.burst = burst(uplink.rate, lateness_ns, most_at_once);
             uplink.fill(now_ns);
-            if !uplink.has() {
-                return Next::Wait(uplink.ready_at());
+            let (has_some, ready_at) = (uplink.has(), uplink.ready_at());
+            if let Some(id) = self.next_ahead() {
+                return Next::Read(id);
+            }
+            if !has_some {
+                return Next::Wait(ready_at);
             }
         }
         while let Some(id) = first_due(&self.capped, now_ns).or_else(|| first_due(&self.refilling, now_ns)) {

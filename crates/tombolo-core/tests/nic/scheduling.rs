@@ -18,12 +18,30 @@ struct Port {
     every_ns: u64,
     /// When its next frame is there.
     ready_ns: u64,
+    /// Its frame that waits, where it is read before its turn: the scheduler is told how long it is.
+    waiting: Option<Sent>,
+    is_read_before: bool,
+    /// The longest time from when a frame was there until it was sent.
+    waited_ns: u64,
     sent: Sent,
 }
 
 impl Port {
     fn greedy(share: Share, sizes: (u64, u64)) -> Self {
-        Self { share, sizes, every_ns: 0, ready_ns: 0, sent: Sent::default() }
+        Self {
+            share,
+            sizes,
+            every_ns: 0,
+            ready_ns: 0,
+            waiting: None,
+            is_read_before: false,
+            waited_ns: 0,
+            sent: Sent::default(),
+        }
+    }
+
+    fn draw(&self, random: &mut Random) -> Sent {
+        on_the_wire(self.sizes.0 + random.below(self.sizes.1 - self.sizes.0 + 1))
     }
 }
 
@@ -33,18 +51,32 @@ fn on_the_wire(bytes: u64) -> Sent {
     Sent { frames, bytes: bytes + frames * 38 }
 }
 
-/// Lets ports send for `for_ns`. The simulated driver oversleeps at random. Returns the time at the end.
+/// What the interface saves up at most, as long as the driver is no later than it said.
+const BURST: u64 = RATE * WAKE_NS / S + MOST;
+
+/// Lets ports send for `for_ns`. The simulated driver oversleeps at random, unless a port has a frame meanwhile. Returns the time at the
+/// end. No more is ever sent than the rate allows, what is saved up, what may be owed for frames that go ahead, and one
+/// segment.
 fn run(random: &mut Random, scheduler: &mut Scheduler, ports: &mut [Port], for_ns: u64) -> u64 {
     for (id, port) in (0..).zip(&*ports) {
         scheduler.set(0, PortId(id), port.share);
     }
     let mut now_ns = 0;
     while now_ns < for_ns {
-        for (id, port) in (0..).zip(&*ports) {
-            if port.ready_ns <= now_ns {
-                scheduler.has_frames(PortId(id));
+        for (id, port) in (0..).map(PortId).zip(&mut *ports) {
+            if port.ready_ns > now_ns {
+                continue;
+            }
+            if !port.is_read_before {
+                scheduler.has_frames(id);
+            } else if port.waiting.is_none() {
+                let frame = port.draw(random);
+                port.waiting = Some(frame);
+                scheduler.waits(now_ns, id, frame.bytes);
             }
         }
+        let allowed = RATE as f64 * now_ns as f64 / S as f64 + (3 * BURST + 2 * MOST) as f64;
+        assert!(total(ports) as f64 <= allowed, "{} of {allowed} at {now_ns}", total(ports));
         match scheduler.next(now_ns) {
             Next::Read(id) => {
                 let port = &mut ports[usize::from(id.0)];
@@ -52,7 +84,10 @@ fn run(random: &mut Random, scheduler: &mut Scheduler, ports: &mut [Port], for_n
                     scheduler.was_empty(id);
                     continue;
                 }
-                let sent = on_the_wire(port.sizes.0 + random.below(port.sizes.1 - port.sizes.0 + 1));
+                let sent = port.waiting.take().unwrap_or_else(|| port.draw(random));
+                if port.every_ns > 0 {
+                    port.waited_ns = port.waited_ns.max(now_ns - port.ready_ns);
+                }
                 port.ready_ns += port.every_ns;
                 port.sent =
                     Sent { frames: port.sent.frames + sent.frames, bytes: port.sent.bytes + sent.bytes };
@@ -61,7 +96,8 @@ fn run(random: &mut Random, scheduler: &mut Scheduler, ports: &mut [Port], for_n
             }
             Next::Wait(at_ns) => {
                 assert!(at_ns > now_ns, "to wait for what is over");
-                now_ns = at_ns + random.below(WAKE_NS);
+                let next = ports.iter().map(|port| port.ready_ns).filter(|ready_ns| *ready_ns > now_ns).min();
+                now_ns = (at_ns + random.below(WAKE_NS)).min(next.unwrap_or(u64::MAX));
             }
             Next::Idle => {
                 let next = ports.iter().map(|port| port.ready_ns).min().unwrap_or(for_ns);
@@ -97,7 +133,8 @@ fn greedy_ports_get_their_weights_whatever_their_frames_are() {
         let count = 2 + random.below(6);
         let greedy = |random: &mut Random| {
             let share = Share { weight: 1 + random.below(4) as u32, ..Share::default() };
-            Port::greedy(share, some_sizes(random))
+            let is_read_before = random.one_in(2);
+            Port { is_read_before, ..Port::greedy(share, some_sizes(random)) }
         };
         let mut ports: Vec<_> = (0..count).map(|_| greedy(&mut random)).collect();
         let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
@@ -196,6 +233,61 @@ fn a_quiet_port_is_read_within_a_frame_of_each_other() {
     run(&mut random, &mut scheduler, &mut ports, S);
     assert!(ports[3].sent.frames >= 998, "{} of 1000 frames", ports[3].sent.frames);
     assert!(jain(ports.iter().take(3).map(|port| port.sent.bytes as f64)) > 0.999);
+}
+
+/// Whose frames are known does not even wait for the segment that is being sent, nor for the interface's bucket; nobody else loses
+/// by it, and a port that asks for more than its part has no more of it.
+#[test]
+fn who_asks_little_goes_ahead_of_segments() {
+    Seeds::from_environment(10).run("cargo test -p tombolo-core --test nic", |seed| {
+        let mut random = Random::new(seed);
+        let read_before = |share, sizes| Port { is_read_before: true, ..Port::greedy(share, sizes) };
+        let count = 2 + random.index(6);
+        let mut ports: Vec<_> = (0..count).map(|_| read_before(Share::default(), (MOST, MOST))).collect();
+        // As many that flood with small frames, and others that ask for a tenth of their part.
+        ports.extend((0..count).map(|_| read_before(Share::default(), (1000, 1500))));
+        let all = count as u64 * 3;
+        let every_ns = 10 * all * 1538 * S / RATE;
+        let quiet = Port { every_ns, ..read_before(Share::default(), (60, 1500)) };
+        ports.extend((0..count).map(|_| Port { ready_ns: random.below(every_ns), ..quiet }));
+        let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
+        scheduler.shape(0, Some(RATE));
+        let end_ns = run(&mut random, &mut scheduler, &mut ports, S / 2);
+        // A step takes 200 ns; others of the quiet ones may come at the same time. A segment takes 270 µs.
+        let waited_ns = ports[2 * count..].iter().map(|port| port.waited_ns).max().unwrap();
+        assert!(waited_ns < 10_000, "{waited_ns} ns among {count}");
+        let greedy = ports[..2 * count].iter().map(|port| port.sent.bytes as f64);
+        assert!(jain(greedy.clone()) > 0.999, "{:?}", greedy.collect::<Vec<_>>());
+        let used = total(&ports) as f64 / (RATE as f64 * end_ns as f64 / S as f64);
+        assert!((0.98..1.01).contains(&used), "{used}");
+    });
+}
+
+/// A thousand ports that all ask at once may have the interface owe no more than what it saves up, twice.
+#[test]
+fn what_goes_ahead_is_bounded() {
+    let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
+    scheduler.shape(0, Some(RATE));
+    let frame = on_the_wire(1500);
+    for id in (0..1000).map(PortId) {
+        scheduler.set(0, id, Share::default());
+        scheduler.waits(0, id, frame.bytes);
+    }
+    let mut bytes = 0;
+    let at_ns = loop {
+        match scheduler.next(0) {
+            Next::Read(id) => scheduler.charge(0, id, frame),
+            Next::Wait(at_ns) => break at_ns,
+            Next::Idle => panic!("ports have frames"),
+        }
+        bytes += frame.bytes;
+    };
+    assert!((3 * BURST..3 * BURST + 2 * frame.bytes).contains(&bytes), "{bytes} of {BURST}");
+    // It is paid for before any other is sent.
+    assert!(at_ns >= (bytes - BURST) * S / RATE, "{at_ns}");
+    // Without a rate nobody goes ahead of anything: turns are as ever.
+    scheduler.shape(0, None);
+    assert!(matches!(scheduler.next(0), Next::Read(_)));
 }
 
 /// Shares change, and ports come and go: who is there has its share.
