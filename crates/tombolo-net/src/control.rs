@@ -6,7 +6,9 @@ use std::ops::Bound;
 
 use tombolo_core::nic::connection::Rank;
 use tombolo_core::nic::registers::MacState;
-use tombolo_core::nic::{self, Coalescing, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
+use tombolo_core::nic::{
+    self, Coalescing, Limits, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns,
+};
 use tombolo_host::net::BUFFER_BYTES as SOCKET_BYTES;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::PeerIdentity;
@@ -33,10 +35,14 @@ const TEXT_BYTES_MAX: usize = 256;
 const LIST_MAX: usize = 64;
 /// The longest segment that a port sends where nothing is slow.
 pub const SEGMENT_BYTES_MAX: u32 = 65_536;
-/// How long the wire may be taken by one segment of a shaped uplink. Who has more to send than goes ahead of the bucket
-/// ([`Scheduler::waits`](nic::Scheduler::waits)) waits as long for it. Each segment costs its sender, the owner and the
+/// How long a segment may take a shaped uplink, with turns by bytes. A port whose frames do not go ahead of the bucket
+/// ([`Scheduler::frame_waits`](nic::Scheduler::frame_waits)) waits as long for it. Each segment costs its sender, the owner and the
 /// receiver a wake-up, so shorter ones cost more processor time.
 const SEGMENT_NS_MAX: u64 = 2_000_000;
+/// The same with turns by frames, where no frame goes ahead.
+const SEGMENT_NS_MAX_BY_FRAMES: u64 = 50_000;
+/// The shortest limit: two full frames.
+const SEGMENT_BYTES_MIN: u32 = 3000;
 /// The largest MTU.
 const MTU_MAX: u32 = 9000;
 /// The smallest one, by which IPv4 works (RFC 791).
@@ -184,11 +190,15 @@ pub(crate) fn config_of(port: &Port) -> Result<PortConfig, String> {
     Ok(PortConfig { rules, share, mtu: port.mtu })
 }
 
-/// Bytes of the longest segment at a rate: one that takes the wire no longer than [`SEGMENT_NS_MAX`].
-fn segment_bytes(rate: Option<u64>) -> u32 {
-    let Some(rate) = rate else { return SEGMENT_BYTES_MAX };
-    let bytes = u128::from(rate) * u128::from(SEGMENT_NS_MAX) / 1_000_000_000;
-    u32::try_from(bytes).unwrap_or(u32::MAX).clamp(3000, SEGMENT_BYTES_MAX)
+/// Bytes of the longest segment that ports are told to send.
+fn segment_bytes(limits: &Limits) -> u32 {
+    let Some(rate) = limits.rate else { return SEGMENT_BYTES_MAX };
+    let longest_ns = match limits.turns {
+        Turns::Bytes => SEGMENT_NS_MAX,
+        Turns::Frames => SEGMENT_NS_MAX_BY_FRAMES,
+    };
+    let bytes = u128::from(rate) * u128::from(longest_ns) / 1_000_000_000;
+    u32::try_from(bytes).unwrap_or(u32::MAX).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
 }
 
 impl Control {
@@ -269,10 +279,9 @@ impl Control {
     }
 
     fn attached(&self, mac: String) -> Result<Answer, String> {
-        let (rate, mtu) =
-            self.call(|worker| (worker.exchange.limits().rate, worker.exchange.limits().mtu))?;
-        let (has_carrier, segment_bytes_max) = (self.has_carrier, segment_bytes(rate));
-        Ok(Answer::Attached { has_carrier, segment_bytes_max, mtu, mac })
+        let limits = self.call(|worker| *worker.exchange.limits())?;
+        let (has_carrier, segment_bytes_max) = (self.has_carrier, segment_bytes(&limits));
+        Ok(Answer::Attached { has_carrier, segment_bytes_max, mtu: limits.mtu, mac })
     }
 
     /// Does something in the thread that moves frames.

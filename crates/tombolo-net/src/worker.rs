@@ -751,7 +751,7 @@ impl Worker {
             Ok(()) => self.exchange.sent_now(self.buffer.frame(), &self.targets.wire),
             Err(Errno::AGAIN) => {
                 self.watch_uplink(WITH_ROOM);
-                self.exchange.keep(id, self.targets.wire);
+                self.exchange.keep(self.now_ns(), id, self.targets.wire);
                 self.keep(id);
                 return true;
             }

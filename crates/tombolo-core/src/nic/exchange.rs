@@ -8,7 +8,8 @@
 //!   port has frames ─► reads: turns by weight ─► read ─► switch ─┬─► other ports, at once
 //!                                                              └─► uplink: at once where it is not shaped and has
 //!                                                                  room; else the frame waits at its port, which is
-//!                                                                  not read meanwhile: turns by weight, guarantees
+//!                                                                  not read meanwhile: turns by weight, guarantees,
+//!                                                                  short frames ahead of others' segments
 //! ```
 //!
 //! A frame for many ports goes to [`COPIES_AT_ONCE`] of them in one step. To the others it goes in steps of their own
@@ -379,15 +380,14 @@ impl Exchange {
             self.uplink.pause(id);
             return Ok(Outward::Now);
         }
-        self.wait(id, wire);
-        self.uplink.waits(now_ns, id, wire.bytes);
+        self.wait(now_ns, id, wire);
         Ok(Outward::Later)
     }
 
-    fn wait(&mut self, id: PortId, wire: Wire) {
+    fn wait(&mut self, now_ns: u64, id: PortId, wire: Wire) {
         if let Some(port) = self.port_mut(id) {
             port.waiting = Some(wire);
-            self.uplink.has_frames(id);
+            self.uplink.frame_waits(now_ns, id, wire.bytes);
             self.reads.pause(id);
         }
     }
@@ -452,9 +452,9 @@ impl Exchange {
     }
 
     /// The uplink is full: a frame that was to be sent now is kept, as if it had been [`Outward::Later`].
-    pub fn keep(&mut self, id: PortId, wire: Wire) {
+    pub fn keep(&mut self, now_ns: u64, id: PortId, wire: Wire) {
         self.uplink_is_full();
-        self.wait(id, wire);
+        self.wait(now_ns, id, wire);
     }
 
     /// A frame that was to be sent now was refused by the uplink for good.

@@ -13,9 +13,9 @@
 //! robin). Both count frames and bytes as they are on the wire: what a port hands over as one segment of 64 KiB is charged
 //! as the 45 frames that it becomes.
 //!
-//! **Ahead.** Where the interface is shaped and turns are by byte, a port that asks for less than its part does not wait for the
-//! segments of others: a short frame of it is sent while the interface's bucket is still empty, which pays for it later
-//! ([`Scheduler::waits`]).
+//! **Ahead.** Where the interface is shaped and turns are by byte, a port that sends less than its part does not wait for the segments
+//! of others: its short frames are sent while the interface's bucket is empty. The bucket goes further below zero by that, so all others
+//! wait longer ([`Scheduler::frame_waits`]). A port whose guarantee is not used up comes before these frames.
 //!
 //! ```text
 //!            has frames                     credit > 0, under its cap: read it
@@ -114,24 +114,14 @@ impl Bucket {
         self.tokens -= i128::from(bytes) * BILLION;
     }
 
-    /// Whether there are so many bytes.
-    fn covers(&self, bytes: u64) -> bool {
-        self.tokens >= i128::from(bytes) * BILLION
-    }
-
-    /// Whether it owes less than this.
-    fn owes_less_than(&self, bytes: u64) -> bool {
-        -self.tokens < i128::from(bytes) * BILLION
-    }
-
-    /// What it owes beyond this is forgiven.
-    fn forgive(&mut self, bytes: u64) {
-        self.tokens = self.tokens.max(-i128::from(bytes) * BILLION);
-    }
-
     /// When there is something again.
     fn ready_at(&self) -> u64 {
-        let missing = (1 - self.tokens).max(0);
+        self.owes_less_at(0)
+    }
+
+    /// When the debt is below `bytes`.
+    fn owes_less_at(&self, bytes: u64) -> u64 {
+        let missing = (1 - self.tokens - i128::from(bytes) * BILLION).max(0);
         let rate = i128::from(self.rate.max(1));
         let after_ns = u64::try_from((missing + rate - 1) / rate).unwrap_or(u64::MAX);
         self.at_ns.saturating_add(after_ns)
@@ -178,9 +168,9 @@ struct Port {
     claim: Claim,
     cap: Option<Bucket>,
     guarantee: Option<Bucket>,
-    /// What it may send ahead of the interface's bucket. All that it sends is taken from it.
-    ahead: Bucket,
-    /// Whether the frame that waits is sent so.
+    /// Until when its idle time has been counted.
+    counted_ns: u64,
+    /// Whether it is in [`Scheduler::ahead`].
     is_ahead: bool,
     sent: Sent,
 }
@@ -221,9 +211,14 @@ impl Port {
 /// Credit of a round for weight 1: a frame of the usual size, so that a port waits for as few frames of the others as
 /// possible.
 pub(super) const QUANTUM_BYTES: i64 = 1538;
-/// What a port saves up of what it may send ahead of the interface's bucket: two frames of the usual size, so a request, an
-/// answer, or what begins a connection.
-const AHEAD_BYTES: u64 = 2 * QUANTUM_BYTES.unsigned_abs();
+/// What a port may owe by frames that go ahead: two of the usual size, so a request, an answer, or what begins a connection.
+const AHEAD_BYTES: i64 = 2 * QUANTUM_BYTES;
+/// While the interface's bucket owes as much as it gets in this time (twice what one segment takes), no frame goes ahead...
+const AHEAD_NS: u64 = 4_000_000;
+/// ...at fast interfaces while it owes two of the longest segments...
+const AHEAD_DEBT_MAX: u64 = 2 * 65_536;
+/// ...and at slow ones, where a segment is two frames, it may owe two of these more.
+const AHEAD_DEBT_MIN: u64 = 2 * AHEAD_BYTES.unsigned_abs();
 
 /// How late the driver comes back, of late: a bucket that saves up less loses what it could have sent meanwhile.
 #[derive(Debug)]
@@ -267,12 +262,13 @@ pub struct Scheduler {
     entitled: BTreeSet<PortId>,
     /// Ports that have had their guarantee ([`Claim::Refilling`]), by the time at which they come first again.
     refilling: BTreeSet<(u64, PortId)>,
-    /// Ports whose frame is sent ahead of the interface's bucket, in the order in which they asked.
+    /// Ports whose waiting frame may go ahead, in the order in which these came.
     ahead: List,
     ahead_links: Chain,
-    /// Sums over all ports.
+    /// The sum of all ports' weights.
     weights: u64,
-    guaranteed: u64,
+    /// The sum of what is guaranteed to all ports.
+    guaranteed: u128,
     uplink: Option<Bucket>,
     lateness: Lateness,
     /// The port that was read last since it has a guarantee.
@@ -321,6 +317,7 @@ impl Scheduler {
 
     /// Adds a port, or changes its share. It keeps what it owes.
     pub fn set(&mut self, now_ns: u64, id: PortId, share: Share) {
+        let turns = self.turns;
         let cap = share.most.map(|rate| self.bucket(rate, now_ns));
         let guarantee = (share.guaranteed > 0).then(|| self.bucket(share.guaranteed, now_ns));
         let index = usize::from(id.0);
@@ -331,20 +328,24 @@ impl Scheduler {
         }
         self.forget_share(id);
         self.weights += u64::from(share.weight.max(1));
-        self.guaranteed = self.guaranteed.saturating_add(share.guaranteed);
+        self.guaranteed += u128::from(share.guaranteed);
         let Some(place) = self.ports.get_mut(index) else { return };
         match place {
             Some(port) => (port.share, port.cap, port.guarantee) = (share, cap, guarantee),
             None => {
                 *place = Some(Port {
                     share,
-                    credit: 0,
+                    // One that comes again and again gets nothing ahead by that.
+                    credit: match turns {
+                        Turns::Frames => 0,
+                        Turns::Bytes => -AHEAD_BYTES,
+                    },
                     has_frames: false,
                     place: Place::Out,
                     claim: Claim::Out,
                     cap,
                     guarantee,
-                    ahead: Bucket::new(0, AHEAD_BYTES, now_ns),
+                    counted_ns: now_ns,
                     is_ahead: false,
                     sent: Sent::default(),
                 });
@@ -357,7 +358,7 @@ impl Scheduler {
     fn forget_share(&mut self, id: PortId) {
         let Some(share) = self.port(id).map(|port| port.share) else { return };
         self.weights -= u64::from(share.weight.max(1));
-        self.guaranteed = self.guaranteed.saturating_sub(share.guaranteed);
+        self.guaranteed -= u128::from(share.guaranteed);
     }
 
     /// Removes a port.
@@ -379,6 +380,9 @@ impl Scheduler {
         let (place, claim) = port.settled();
         let (was_place, was_claim) = (port.place, port.claim);
         (port.place, port.claim) = (place, claim);
+        if place != Place::Round {
+            self.leave_ahead(id);
+        }
         if place != was_place {
             let entry = u32::from(id.0);
             match was_place {
@@ -433,49 +437,57 @@ impl Scheduler {
         }
     }
 
-    /// A port has a frame that is so long on the wire. It is sent ahead of the interface's bucket if the port has sent less than
-    /// its part of late: what is not guaranteed to anybody, by weight among all ports, also those that send nothing.
+    /// A port has a frame of `bytes` on the wire. If the port owes less than two frames, this one goes ahead of the interface's
+    /// bucket. What goes ahead is owed like all else. A port pays by its turns, and at the rate of its part while it has no frames: its part is
+    /// what is not guaranteed to anybody, by weight among all ports, also those that send nothing.
     ///
-    /// So a port that asks little waits for no segment of the others, and what all send ahead is less than the rate. What the
-    /// interface owes for it is bounded, too.
-    pub fn waits(&mut self, now_ns: u64, id: PortId, bytes: u64) {
+    /// So a port that sends less than its part waits for no segment of others, and nobody gets more than its turns by this. What the
+    /// interface's bucket owes has a limit ([`AHEAD_NS`]).
+    pub fn frame_waits(&mut self, now_ns: u64, id: PortId, bytes: u64) {
+        let was_idle = self.port(id).is_some_and(|port| !port.has_frames);
         self.has_frames(id);
-        if self.turns == Turns::Frames || self.uplink.is_none() {
-            return;
-        }
-        let rate = self.rate_ahead(id);
+        let Some(rate) = self.part(id) else { return };
         let Some(port) = self.port(id) else { return };
-        port.ahead.rate = rate;
-        port.ahead.fill(now_ns);
-        if port.place == Place::Round
-            && port.ahead.covers(bytes)
-            && !std::mem::replace(&mut port.is_ahead, true)
-        {
+        let idle_ns = now_ns.saturating_sub(port.counted_ns);
+        port.counted_ns = now_ns;
+        if was_idle && port.credit < 0 {
+            let unused = u128::from(rate) * u128::from(idle_ns) / 1_000_000_000;
+            port.credit = port.credit.saturating_add(i64::try_from(unused).unwrap_or(i64::MAX)).min(0);
+        }
+        let owed = i64::try_from(bytes).unwrap_or(i64::MAX).saturating_sub(port.credit);
+        if owed <= AHEAD_BYTES && port.place == Place::Round && !std::mem::replace(&mut port.is_ahead, true) {
             self.ahead.push_back(&mut self.ahead_links, u32::from(id.0));
         }
     }
 
-    /// Bytes a second that a port may send ahead.
-    fn rate_ahead(&self, id: PortId) -> u64 {
-        let rate = self.uplink.map_or(0, |uplink| uplink.rate).saturating_sub(self.guaranteed);
-        let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
-        let weight = port.map_or(0, |port| port.share.weight.max(1));
-        let part = u128::from(rate) * u128::from(weight) / u128::from(self.weights.max(1));
-        u64::try_from(part).unwrap_or(u64::MAX)
+    /// Bytes a second that are a port's part, whoever else sends. `None`: nobody goes ahead.
+    fn part(&self, id: PortId) -> Option<u64> {
+        let uplink = self.uplink.as_ref().filter(|_| self.turns == Turns::Bytes)?;
+        let weight = self.ports.get(usize::from(id.0))?.as_ref()?.share.weight.max(1);
+        let rest = u128::from(uplink.rate).saturating_sub(self.guaranteed);
+        u64::try_from(rest * u128::from(weight) / u128::from(self.weights.max(1))).ok()
     }
 
-    /// Its frame is sent, or it has none any more.
+    /// Takes a port off the list of those that go ahead.
     fn leave_ahead(&mut self, id: PortId) {
         if self.port(id).is_some_and(|port| std::mem::take(&mut port.is_ahead)) {
             self.ahead.remove(&mut self.ahead_links, u32::from(id.0));
         }
     }
 
-    /// The port whose frame is sent next although the interface's bucket is empty.
-    fn next_ahead(&self) -> Option<PortId> {
+    /// The port whose frame goes ahead next, and from when on. `None`: there is none, or a port has not had its guarantee and its frame is too long
+    /// to go ahead.
+    fn next_ahead(&self) -> Option<(PortId, u64)> {
         let uplink = self.uplink.as_ref()?;
-        let id = PortId(self.ahead.front()? as u16);
-        uplink.owes_less_than(uplink.burst.saturating_mul(2)).then_some(id)
+        let first = PortId(self.ahead.front()? as u16);
+        let id = match self.guaranteed() {
+            Some(id) => id,
+            None => first,
+        };
+        self.ports.get(usize::from(id.0))?.as_ref().filter(|port| port.is_ahead)?;
+        let in_time = u128::from(uplink.rate) * u128::from(AHEAD_NS) / 1_000_000_000;
+        let most = u64::try_from(in_time).unwrap_or(u64::MAX).min(AHEAD_DEBT_MAX) + AHEAD_DEBT_MIN;
+        Some((id, uplink.owes_less_at(most)))
     }
 
     /// A port that was to be read had nothing.
@@ -521,12 +533,8 @@ impl Scheduler {
         }
         self.leave_ahead(id);
         self.fill(now_ns, id);
-        let rate_ahead = self.rate_ahead(id);
         let Some(port) = self.port(id) else { return };
-        port.ahead.rate = rate_ahead;
-        port.ahead.fill(now_ns);
-        port.ahead.take(sent.bytes);
-        port.ahead.forgive(AHEAD_BYTES);
+        port.counted_ns = now_ns;
         port.sent.frames += sent.frames;
         port.sent.bytes += sent.bytes;
         if let Some(cap) = &mut port.cap {
@@ -587,28 +595,42 @@ impl Scheduler {
             return Next::Idle;
         }
         let (lateness_ns, most_at_once) = (self.lateness.now_ns, self.most_at_once);
+        let mut wait_until = None;
         if let Some(uplink) = &mut self.uplink {
             uplink.burst = burst(uplink.rate, lateness_ns, most_at_once);
             uplink.fill(now_ns);
-            let (has_some, ready_at) = (uplink.has(), uplink.ready_at());
-            if let Some(id) = self.next_ahead() {
-                return Next::Read(id);
-            }
-            if !has_some {
-                return Next::Wait(ready_at);
-            }
+            wait_until = (!uplink.has()).then(|| uplink.ready_at());
+        }
+        if let Some(at_ns) = wait_until.filter(|_| self.ahead.is_empty()) {
+            return Next::Wait(at_ns);
         }
         while let Some(id) = first_due(&self.capped, now_ns).or_else(|| first_due(&self.refilling, now_ns)) {
             self.fill(now_ns, id);
+        }
+        if let Some((id, at_ns)) = self.next_ahead() {
+            if at_ns <= now_ns {
+                return self.read_next(id);
+            }
+            wait_until = wait_until.map(|until| until.min(at_ns));
+        }
+        if let Some(at_ns) = wait_until {
+            return Next::Wait(at_ns);
         }
         if self.round.is_empty() {
             return self.capped.first().map_or(Next::Idle, |(at_ns, _)| Next::Wait(*at_ns));
         }
         if let Some(id) = self.guaranteed() {
-            self.last_guaranteed = Some(id);
-            return Next::Read(id);
+            return self.read_next(id);
         }
         self.in_turn().map_or(Next::Idle, Next::Read)
+    }
+
+    /// That a port with a guarantee is read is its turn among those.
+    fn read_next(&mut self, id: PortId) -> Next {
+        if self.entitled.contains(&id) {
+            self.last_guaranteed = Some(id);
+        }
+        Next::Read(id)
     }
 
     /// A port that has not had what is guaranteed to it: the next by number, so that each has its turn.
@@ -668,6 +690,25 @@ fn first_due(by_time: &BTreeSet<(u64, PortId)>, now_ns: u64) -> Option<PortId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A port's part is of what nobody has guaranteed, by the weights of those that are there.
+    #[test]
+    fn a_part_is_of_what_is_not_guaranteed() {
+        let mut scheduler = Scheduler::new(Turns::Bytes, 0, 65_536);
+        let (one, two) = (PortId(0), PortId(1));
+        scheduler.set(0, one, Share::default());
+        assert_eq!(scheduler.part(one), None, "the interface is not shaped");
+        scheduler.shape(0, Some(1000));
+        scheduler.set(0, two, Share { weight: 3, guaranteed: 200, most: None });
+        assert_eq!((scheduler.part(one), scheduler.part(two)), (Some(200), Some(600)));
+        scheduler.set(0, two, Share { weight: 1, guaranteed: u64::MAX, most: None });
+        scheduler.set(0, one, Share { weight: 1, guaranteed: 500, most: None });
+        assert_eq!((scheduler.part(one), scheduler.part(two)), (Some(0), Some(0)));
+        scheduler.remove(two);
+        scheduler.remove(two);
+        assert_eq!((scheduler.part(one), scheduler.part(two)), (Some(500), None));
+        assert_eq!((scheduler.weights, scheduler.guaranteed), (1, 500));
+    }
 
     /// A frame costs its own port's look, and a share of the turns that it pays for, however many ports have caps, guarantees and
     /// frames.

@@ -243,7 +243,7 @@ fn run(seed: u64) {
                             assert!(rate.is_none() && !is_full);
                             if random.one_in(20) {
                                 is_full = true;
-                                exchange.keep(id, targets.wire);
+                                exchange.keep(now_ns, id, targets.wire);
                                 ports[usize::from(id.0)].kept = Some(sample);
                             } else if random.one_in(20) {
                                 exchange.lost_at_uplink();
@@ -327,8 +327,10 @@ fn run(seed: u64) {
         now_ns += random.below(500);
     }
     if let Some(rate) = rate {
-        // Each owner begins with what may be saved up.
-        let burst = (u128::from(rate) * u128::from(WAKE_NS) / u128::from(S) + 2 * 70_000) * u128::from(lives);
+        // Each owner begins with what may be saved up, and may end with a debt for frames that went ahead, and for one segment.
+        let debt = 2 * 65_536 + 4 * 1538 + 70_000;
+        let saved = u128::from(rate) * u128::from(WAKE_NS) / u128::from(S) + 70_000;
+        let burst = (saved + debt) * u128::from(lives);
         assert!(u128::from(outside_bytes) <= u128::from(rate) * u128::from(now_ns) / u128::from(S) + burst);
     }
     (0..count).for_each(|id| of_ports.add(exchange.counters(PortId(id.into())).unwrap()));

@@ -10,6 +10,7 @@ const RATE: u64 = 250_000_000;
 const MOST: u64 = 65_536;
 const WAKE_NS: u64 = 100_000;
 
+#[derive(Clone, Copy)]
 struct Port {
     share: Share,
     /// Bytes of its frames: from, to.
@@ -53,16 +54,29 @@ fn on_the_wire(bytes: u64) -> Sent {
 
 /// What the interface saves up at most, as long as the driver is no later than it said.
 const BURST: u64 = RATE * WAKE_NS / S + MOST;
+/// What it may owe before a frame goes ahead.
+const DEBT: u64 = 2 * MOST + 4 * 1538;
 
-/// Lets ports send for `for_ns`. The simulated driver oversleeps at random, unless a port has a frame meanwhile. Returns the time at the
-/// end. No more is ever sent than the rate allows, what is saved up, what may be owed for frames that go ahead, and one
-/// segment.
+/// Lets ports send for `for_ns`. Returns the time at the end.
 fn run(random: &mut Random, scheduler: &mut Scheduler, ports: &mut [Port], for_ns: u64) -> u64 {
     for (id, port) in (0..).zip(&*ports) {
         scheduler.set(0, PortId(id), port.share);
     }
-    let mut now_ns = 0;
-    while now_ns < for_ns {
+    go_on(random, scheduler, ports, 0, for_ns)
+}
+
+/// Lets ports send until a time, and returns that at the end. The simulated driver oversleeps at random, unless a port has a frame
+/// meanwhile. The interface never sends more than its rate allows, what it saves up, what it may owe for frames that go ahead, and one
+/// segment.
+fn go_on(
+    random: &mut Random,
+    scheduler: &mut Scheduler,
+    ports: &mut [Port],
+    from_ns: u64,
+    until_ns: u64,
+) -> u64 {
+    let mut now_ns = from_ns;
+    while now_ns < until_ns {
         for (id, port) in (0..).map(PortId).zip(&mut *ports) {
             if port.ready_ns > now_ns {
                 continue;
@@ -72,10 +86,10 @@ fn run(random: &mut Random, scheduler: &mut Scheduler, ports: &mut [Port], for_n
             } else if port.waiting.is_none() {
                 let frame = port.draw(random);
                 port.waiting = Some(frame);
-                scheduler.waits(now_ns, id, frame.bytes);
+                scheduler.frame_waits(now_ns, id, frame.bytes);
             }
         }
-        let allowed = RATE as f64 * now_ns as f64 / S as f64 + (3 * BURST + 2 * MOST) as f64;
+        let allowed = RATE as f64 * now_ns as f64 / S as f64 + (BURST + DEBT + 2 * MOST) as f64;
         assert!(total(ports) as f64 <= allowed, "{} of {allowed} at {now_ns}", total(ports));
         match scheduler.next(now_ns) {
             Next::Read(id) => {
@@ -92,6 +106,9 @@ fn run(random: &mut Random, scheduler: &mut Scheduler, ports: &mut [Port], for_n
                 port.sent =
                     Sent { frames: port.sent.frames + sent.frames, bytes: port.sent.bytes + sent.bytes };
                 scheduler.charge(now_ns, id, sent);
+                if port.is_read_before && port.ready_ns > now_ns {
+                    scheduler.was_empty(id);
+                }
                 now_ns += 200;
             }
             Next::Wait(at_ns) => {
@@ -100,7 +117,7 @@ fn run(random: &mut Random, scheduler: &mut Scheduler, ports: &mut [Port], for_n
                 now_ns = (at_ns + random.below(WAKE_NS)).min(next.unwrap_or(u64::MAX));
             }
             Next::Idle => {
-                let next = ports.iter().map(|port| port.ready_ns).min().unwrap_or(for_ns);
+                let next = ports.iter().map(|port| port.ready_ns).min().unwrap_or(until_ns);
                 assert!(next > now_ns, "a port has a frame, and is not read");
                 now_ns = next;
             }
@@ -249,7 +266,7 @@ fn who_asks_little_goes_ahead_of_segments() {
         let all = count as u64 * 3;
         let every_ns = 10 * all * 1538 * S / RATE;
         let quiet = Port { every_ns, ..read_before(Share::default(), (60, 1500)) };
-        ports.extend((0..count).map(|_| Port { ready_ns: random.below(every_ns), ..quiet }));
+        ports.extend((0..count).map(|_| Port { ready_ns: every_ns + random.below(every_ns), ..quiet }));
         let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
         scheduler.shape(0, Some(RATE));
         let end_ns = run(&mut random, &mut scheduler, &mut ports, S / 2);
@@ -263,7 +280,7 @@ fn who_asks_little_goes_ahead_of_segments() {
     });
 }
 
-/// A thousand ports that all ask at once may have the interface owe no more than what it saves up, twice.
+/// A thousand ports that all ask at once do not have the interface owe more than its limit.
 #[test]
 fn what_goes_ahead_is_bounded() {
     let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
@@ -271,23 +288,75 @@ fn what_goes_ahead_is_bounded() {
     let frame = on_the_wire(1500);
     for id in (0..1000).map(PortId) {
         scheduler.set(0, id, Share::default());
-        scheduler.waits(0, id, frame.bytes);
+    }
+    // They have been there for a second, but for the last one, which has just come: no frame of it goes ahead.
+    scheduler.set(S, PortId(1000), Share::default());
+    for id in (0..=1000).rev().map(PortId) {
+        scheduler.frame_waits(S, id, frame.bytes);
     }
     let mut bytes = 0;
     let at_ns = loop {
-        match scheduler.next(0) {
-            Next::Read(id) => scheduler.charge(0, id, frame),
+        match scheduler.next(S) {
+            Next::Read(id) => {
+                assert_ne!(id, PortId(1000));
+                scheduler.charge(S, id, frame);
+                scheduler.was_empty(id);
+            }
             Next::Wait(at_ns) => break at_ns,
             Next::Idle => panic!("ports have frames"),
         }
         bytes += frame.bytes;
     };
-    assert!((3 * BURST..3 * BURST + 2 * frame.bytes).contains(&bytes), "{bytes} of {BURST}");
-    // It is paid for before any other is sent.
-    assert!(at_ns >= (bytes - BURST) * S / RATE, "{at_ns}");
-    // Without a rate nobody goes ahead of anything: turns are as ever.
-    scheduler.shape(0, None);
-    assert!(matches!(scheduler.next(0), Next::Read(_)));
+    assert!((BURST + DEBT..=BURST + DEBT + frame.bytes).contains(&bytes), "{bytes}");
+    // As soon as it owes less, the next one goes.
+    assert!((S..S + frame.bytes * S / RATE + 2).contains(&at_ns), "{at_ns}");
+    assert_eq!(scheduler.next(at_ns - 1), Next::Wait(at_ns));
+    assert!(matches!(scheduler.next(at_ns), Next::Read(_)));
+}
+
+/// Frames that went ahead were paid for by the time in which their port sent nothing else: when it becomes greedy, it has its share at once.
+#[test]
+fn who_asked_little_has_its_share_when_it_asks_for_more() {
+    let mut random = Random::new(1);
+    let greedy = Port { is_read_before: true, ..Port::greedy(Share::default(), (MOST, MOST)) };
+    // An eighth of what is its part.
+    let every_ns = 16 * 1538 * S / RATE;
+    let mut ports = [greedy, Port { every_ns, sizes: (1500, 1500), ..greedy }];
+    let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
+    scheduler.shape(0, Some(RATE));
+    let now_ns = run(&mut random, &mut scheduler, &mut ports, 5 * S);
+    (ports[1].every_ns, ports[1].ready_ns) = (0, now_ns);
+    let before = [ports[0].sent.bytes, ports[1].sent.bytes];
+    go_on(&mut random, &mut scheduler, &mut ports, now_ns, now_ns + S / 20);
+    let [first, second] = [0, 1].map(|port| ports[port].sent.bytes - before[port]);
+    assert!(first.abs_diff(second) <= 2 * MOST, "{first} and {second}");
+}
+
+/// What goes ahead comes behind guarantees that are not used up, however many ports ask.
+#[test]
+fn a_guarantee_holds_beside_all_that_goes_ahead() {
+    let mut random = Random::new(1);
+    let port = |share| Port { is_read_before: true, ..Port::greedy(share, (MOST, MOST)) };
+    let guaranteed = Share { guaranteed: RATE / 2, ..Share::default() };
+    let mut ports = vec![port(guaranteed)];
+    // It asks for less than what is guaranteed to it, and waits for no segment.
+    let some = Share { guaranteed: RATE / 20, ..Share::default() };
+    ports.push(Port { every_ns: 1_000_000, sizes: (1000, 1500), ..port(some) });
+    ports.extend([Share::default(); 20].map(port));
+    // Two frames each, all at the same time.
+    let every_ns = 300 * 1538 * 2 * S / (RATE / 4);
+    for _ in 0..2 {
+        let quiet = Port { every_ns, sizes: (1500, 1500), ..port(Share::default()) };
+        ports.extend([quiet; 300]);
+    }
+    let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
+    scheduler.shape(0, Some(RATE));
+    let end_ns = run(&mut random, &mut scheduler, &mut ports, S);
+    let rate = |port: &Port| port.sent.bytes as f64 * S as f64 / end_ns as f64;
+    assert!(rate(&ports[0]) > 0.98 * RATE as f64 / 2.0, "{}", rate(&ports[0]));
+    // A segment of the other guarantee, and what the interface owes.
+    let longest_ns = (DEBT + 2 * MOST) * S / RATE + WAKE_NS;
+    assert!(ports[1].waited_ns < longest_ns, "{} of {longest_ns}", ports[1].waited_ns);
 }
 
 /// Shares change, and ports come and go: who is there has its share.

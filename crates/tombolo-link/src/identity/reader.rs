@@ -44,6 +44,15 @@ impl State {
         self.found.clone().filter(|_| self.ended >= ticket.0)
     }
 
+    /// In a forked process: what the parent's thread was asked to read does not end here, and those who wait for that are signalled by the
+    /// parent. Tickets from before the fork are answered by the next reading.
+    fn leave_parent(&mut self) {
+        (self.thread_of, self.found) = (None, None);
+        self.begun = self.begun.max(self.asked);
+        self.ended = self.begun;
+        self.waiting.clear();
+    }
+
     fn end(&mut self, found: Reading) {
         self.ended = self.begun;
         if let Ok(rights) = &found {
@@ -92,8 +101,7 @@ impl ListReader {
         let AllowList::File(_) = &self.list else { return Ticket(state.ended) };
         let process = std::process::id();
         if state.thread_of.is_some_and(|known| known != process) {
-            // What the parent's thread was reading does not end here.
-            (state.thread_of, state.begun) = (None, state.ended);
+            state.leave_parent();
         }
         let ticket = Ticket(state.begun + 1);
         state.asked = ticket.0;
@@ -220,11 +228,16 @@ mod tests {
         let scratch = Scratch::new();
         let path = scratch.0.join("allow");
         fs::write(&path, "").unwrap();
-        let reader = ListReader::new(AllowList::from_file(&path).unwrap());
+        let (reader, wake) = (ListReader::new(AllowList::from_file(&path).unwrap()), EventFd::new().unwrap());
+        let (wake, before) = (Arc::new(wake), Ticket(3));
         let mut state = reader.shared.state.lock();
-        (state.thread_of, state.begun) = (Some(u32::MAX), 1);
+        (state.thread_of, state.begun, state.ended, state.asked) = (Some(u32::MAX), 2, 1, before.0);
+        state.waiting.push((before, wake.clone()));
         drop(state);
+        assert!(reader.answer(before).is_none());
         assert!(reader.wait(TIMEOUT).is_ok());
+        assert!(reader.answer(before).is_some_and(|found| found.is_ok()));
+        assert!(!wake.drain().unwrap(), "the parent's event was signalled");
     }
 
     #[test]
