@@ -59,9 +59,9 @@ fn a_port_is_described_in_ethtools_words_and_ours() {
             if more.contains(&"-u") { &end["sum"]["bytes"] } else { &end["sum_received"]["bytes"] };
         assert!(received.as_u64() > Some(1_000_000), "{words:?}: {end:#}");
     }
-    // A segment of 50 µs at 2 Gb/s; as the rate changes, so does that.
-    assert_eq!(room.device("1", "eth0")["gso_max_size"], 12_500);
-    for (rate, bytes) in [("1G", 6250), ("0", 65_536), ("2G", 12_500)] {
+    // A segment takes the uplink 2 ms, and is two full frames at least; as the rate changes, so does its length.
+    assert_eq!(room.device("1", "eth0")["gso_max_size"], 65_536);
+    for (rate, bytes) in [("200M", 50_000), ("100M", 25_000), ("0", 65_536), ("1M", 3000), ("2G", 65_536)] {
         room.said(&["set", "uplink", "--rate", rate]);
         room.await_that("segments follow the uplink's rate", |room| {
             room.device("1", "eth0")["gso_max_size"] == bytes
