@@ -17,6 +17,7 @@ pub mod pool;
 pub mod probe;
 pub mod process;
 pub mod ring;
+pub mod service;
 pub mod shared;
 pub mod signals;
 pub mod sparse;

@@ -3,10 +3,10 @@
 use clap::Args;
 use tombolo_node::Security;
 
-use crate::Failure;
 use crate::security::SecurityArguments;
 use crate::ways::Ways;
 use crate::which::Which;
+use crate::{Failure, local};
 
 /// How to ask, and how to print what comes of it.
 #[derive(Args)]
@@ -21,12 +21,22 @@ pub struct AskArguments {
 /// Which node is asked, and how.
 #[derive(Args)]
 pub struct NodeArguments {
-    /// Where the node listens: shm:PATH or udp:HOST:PORT; or the name of one that this user runs on this machine.
-    /// Several addresses of a node are joined by +.
+    /// Where the node listens: shm:PATH or udp:HOST:PORT; or the name of one that this user runs on this machine. Not
+    /// needed where only one runs. Several addresses of a node are joined by +.
     #[arg(value_name = "NAME|ADDR[+ADDR...]")]
-    pub node: Which,
+    node: Option<Which>,
     #[command(flatten)]
     pub ask: AskArguments,
+}
+
+impl NodeArguments {
+    /// Where that node listens. The command is named in messages.
+    pub fn ways(&self, command: &str) -> Result<Ways, Failure> {
+        match &self.node {
+            Some(node) => node.ways(),
+            None => Ok(local::only_node(command)?.into()),
+        }
+    }
 }
 
 impl AskArguments {

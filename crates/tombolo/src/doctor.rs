@@ -6,6 +6,8 @@ use tombolo_host::uffd::{self, Userfaultfd};
 
 use crate::{Failure, output};
 
+mod users;
+
 /// Arguments of `tombolo doctor`.
 #[derive(Args)]
 pub struct Arguments {
@@ -17,12 +19,25 @@ pub struct Arguments {
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Outcome {
+pub enum Outcome {
     Ok,
     /// It works, but less well.
     Limited,
     Missing,
 }
+
+impl Outcome {
+    const fn mark(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Limited => "limited",
+            Self::Missing => "MISSING",
+        }
+    }
+}
+
+/// So much locked memory is enough for a supervisor.
+const LOCK_BYTES_ENOUGH: u64 = 256 << 20;
 
 #[derive(Debug, Serialize)]
 struct Check {
@@ -49,7 +64,7 @@ fn fork_advice() -> String {
 fn check_userfaultfd() -> (Check, Option<Userfaultfd>) {
     match Userfaultfd::as_an_executed_program() {
         Ok(made) => {
-            let detail = "page faults of programs can be served, system calls included".into();
+            let detail = "page faults of programs and of their system calls".into();
             (Check { name: "userfaultfd", outcome: Outcome::Ok, detail, advice: None }, Some(made))
         }
         Err(error) => {
@@ -121,7 +136,7 @@ fn check_processors() -> Check {
 fn check_lock() -> Check {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     let root = rustix::process::geteuid().is_root();
-    let enough = root || limit.is_none_or(|bytes| bytes >= 256 << 20);
+    let enough = root || limit.is_none_or(|bytes| bytes >= LOCK_BYTES_ENOUGH);
     Check {
         name: "locked memory",
         outcome: if enough { Outcome::Ok } else { Outcome::Limited },
@@ -146,18 +161,16 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let able = checks.iter().all(|check| check.outcome != Outcome::Missing);
     if arguments.json {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-        output::json(&serde_json::json!({ "kernel": kernel, "paging": able, "checks": checks }))?;
+        let users = users::needs();
+        output::json(
+            &serde_json::json!({ "kernel": kernel, "paging": able, "checks": checks, "users": users }),
+        )?;
         return Ok(u8::from(!able));
     }
     for check in &checks {
-        let mark = match check.outcome {
-            Outcome::Ok => "ok     ",
-            Outcome::Limited => "limited",
-            Outcome::Missing => "MISSING",
-        };
-        output::line(&format!("{mark}  {:18} {}", check.name, check.detail));
+        output::line(&format!("{:7}  {:18} {}", check.outcome.mark(), check.name, check.detail));
         if let Some(advice) = &check.advice {
-            output::line(&format!("                            -> {advice}"));
+            output::indented("         -> ", advice);
         }
     }
     output::line(if able {
@@ -165,6 +178,13 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     } else {
         "programs cannot be run on far memory; lending works without any of this"
     });
+    output::line("\nfor users other than root:");
+    for need in users::needs() {
+        output::line(&format!("{:7}  {:18} {}", need.outcome.mark(), need.name, need.detail));
+        // To be copied: a command is one line.
+        need.commands.iter().for_each(|command| output::line(&format!("           {command}")));
+    }
+    output::line("");
     output::paragraph(
         "not served: programs that cannot take a preloaded library (static, musl, 32 bits, set-user-id), and memory mapped without libc",
     );

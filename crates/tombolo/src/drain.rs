@@ -5,6 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tombolo_host::service;
 use tombolo_host::stops::Signals;
 use tombolo_host::timing::command::{DRAIN_CHECK_INTERVAL, DRAIN_REPORT_INTERVAL};
 use tombolo_node::{Borrower, Node, ProgramAtWork};
@@ -95,6 +96,7 @@ pub fn end_at_signals(
 ) {
     let signals = |pause| signals.next(pause);
     let mut count = u32::from(signalled(&signals, None));
+    service::stopping();
     let since = Instant::now();
     node.ends_at(since + timeout.min(LONGEST));
     let mut awaited = Awaited::of(node);

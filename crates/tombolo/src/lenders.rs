@@ -1,12 +1,21 @@
 //! `tombolo lenders`: the lenders of a program that runs on far memory, which come and go while it runs.
 
 use clap::{Args, Subcommand};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::control::{self, Question};
+use crate::table::{self, Column};
 use crate::watch::size;
 use crate::which::Which;
 use crate::{Failure, output};
+
+const COLUMNS: [Column; 5] = [
+    Column::name("NAME"),
+    Column::name("STATE"),
+    Column::figure("BORROWED"),
+    Column::figure("USED"),
+    Column::rest("ADDRESS"),
+];
 
 /// Arguments of `tombolo lenders`.
 #[derive(Args)]
@@ -67,16 +76,17 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         output::json(&json!({ "lenders": lenders }))?;
         return Ok(0);
     }
-    output::line(&format!("{:<16} {:<9} {:>10} {:>10}  ADDRESS", "NAME", "STATE", "BORROWED", "USED"));
-    for lender in lenders.as_array().into_iter().flatten() {
-        output::line(&format!(
-            "{:<16} {:<9} {:>10} {:>10}  {}",
-            lender["name"].as_str().unwrap_or_default(),
-            lender["state"].as_str().unwrap_or_default(),
-            size(&lender["borrowed_bytes"]),
-            size(&lender["used_bytes"]),
-            lender["address"].as_str().unwrap_or_default(),
-        ));
-    }
+    let rows: Vec<Vec<String>> = lenders.as_array().into_iter().flatten().map(row).collect();
+    table::lines(&COLUMNS, &rows, table::width()).iter().for_each(|line| output::line(line));
     Ok(0)
+}
+
+fn row(lender: &Value) -> Vec<String> {
+    vec![
+        lender["name"].as_str().unwrap_or_default().to_owned(),
+        lender["state"].as_str().unwrap_or_default().to_owned(),
+        size(&lender["borrowed_bytes"]),
+        size(&lender["used_bytes"]),
+        lender["address"].as_str().unwrap_or_default().to_owned(),
+    ]
 }

@@ -184,25 +184,25 @@ fn described(nodes: &[Found]) -> String {
     nodes.iter().map(Found::described).collect::<Vec<_>>().join(", ")
 }
 
-fn none() -> Failure {
+fn none(example: &str) -> Failure {
     let looked: Vec<String> = directories().iter().map(|path| path.display().to_string()).collect();
     Failure::new(format!(
-        "no node of this user runs on this machine (looked in {}): say where one listens, as in `tombolo status shm:/tmp/lender`",
+        "no node of this user runs on this machine (looked in {}): say where one listens, as in `tombolo {example} shm:/tmp/lender`",
         looked.join(" and ")
     ))
 }
 
-/// The only node of this user on this machine.
-pub fn only_node() -> Result<Address, Failure> {
+/// The only node of this user on this machine. The example is what stands before a name on the command line.
+pub fn only_node(example: &str) -> Result<Address, Failure> {
     let mut nodes = nodes();
     match (nodes.len(), nodes.pop()) {
-        (_, None) => Err(none()),
+        (_, None) => Err(none(example)),
         (1, Some(node)) => Ok(node.address()),
         (count, Some(node)) => {
             let name = node.name.clone();
             nodes.push(node);
             Err(Failure::new(format!(
-                "{count} nodes run on this machine: say which, as in `tombolo status {name}`: {}",
+                "{count} nodes run on this machine: say which, as in `tombolo {example} {name}`: {}",
                 described(&nodes)
             )))
         }

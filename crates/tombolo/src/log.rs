@@ -17,7 +17,7 @@ pub struct LogArguments {
     #[arg(
         long = "log",
         value_name = "LEVEL",
-        env = "TOMBOLO_LOG",
+        env = "TOMBOLO_LOG", hide_env_values = true,
         default_value = "info",
         value_parser = ["off", "error", "warn", "info", "debug", "trace"]
     )]

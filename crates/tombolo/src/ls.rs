@@ -26,8 +26,8 @@ struct Entry {
 
 /// Lists the named segments of a node in the order of their names.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let NodeArguments { node, ask } = &arguments.node;
-    let address = node.ways()?;
+    let address = arguments.node.ways("ls")?;
+    let ask = &arguments.node.ask;
     let security = ask.security(&address)?;
     let store = address.ask(|address| Store::connect("ls", std::slice::from_ref(address), &security));
     let store = store.map_err(|error| place::failure(error, None, None))?;

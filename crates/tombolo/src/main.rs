@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{FromArgMatches, Parser, Subcommand};
 use tombolo_app::size;
 
 mod asked;
@@ -13,12 +13,15 @@ mod demo;
 mod doctor;
 mod drain;
 mod duration;
+mod help;
 mod keygen;
 mod lenders;
 mod local;
 mod log;
 mod ls;
+mod manual;
 mod metrics;
+mod nearest;
 mod net;
 mod node;
 mod outage;
@@ -33,6 +36,7 @@ mod run;
 mod security;
 mod sim;
 mod status;
+mod table;
 mod top;
 mod watch;
 mod ways;
@@ -59,7 +63,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show it all on this machine: a lender, and a real program on its memory.
+    /// Show a lender, and real programs on its memory, on this machine.
     Demo(demo::Arguments),
     /// Lend memory to others until interrupted.
     Node(node::Arguments),
@@ -67,7 +71,7 @@ enum Command {
     Run(run::Arguments),
     /// List the programs of this user that run on far memory.
     Ps(ps::Arguments),
-    /// Show the programs of this user that run on far memory, and their lenders, again and again.
+    /// Show programs on far memory, and their lenders, again and again.
     Top(top::Arguments),
     /// List, add or drain the lenders of a program while it runs.
     Lenders(lenders::Arguments),
@@ -84,7 +88,7 @@ enum Command {
     Rm(rm::Arguments),
     /// Measure round trips to a node.
     Ping(ping::Arguments),
-    /// Share one network interface among namespaces, containers and virtual machines.
+    /// Share a network interface among namespaces and virtual machines.
     Net(net::Arguments),
     /// Simulate machines in virtual time.
     Sim(sim::Arguments),
@@ -96,6 +100,12 @@ enum Command {
     Keygen(keygen::Arguments),
     /// Say what this kernel and these privileges allow.
     Doctor(doctor::Arguments),
+    /// Write the manual pages of all commands to a directory.
+    Man(manual::ManArguments),
+    /// Print the completions of a shell.
+    ///
+    /// For bash: tombolo completions bash > /usr/share/bash-completion/completions/tombolo
+    Completions(manual::CompletionArguments),
     /// Keep what a supervisor of programs holds (`run` starts this itself).
     #[command(hide = true)]
     Keep,
@@ -152,7 +162,10 @@ fn end_with(parent: u32) -> Result<(), Failure> {
 
 /// The command line; or the exit code, where that asks for help or is wrong.
 fn parse() -> Result<Cli, ExitCode> {
-    Cli::try_parse().map_err(|error| {
+    let words: Vec<_> = std::env::args_os().collect();
+    let parsed = help::command().try_get_matches_from(&words);
+    parsed.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|error| {
+        let error = help::with_suggestion(error, &words);
         let printed = error.print().and_then(|()| std::io::stdout().flush());
         match printed {
             // What was asked for could not be printed.
@@ -187,6 +200,8 @@ fn main() -> ExitCode {
         Command::Reproduce(arguments) => reproduce::main(&arguments),
         Command::Keygen(arguments) => keygen::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
+        Command::Man(arguments) => manual::man(&arguments),
+        Command::Completions(arguments) => manual::completions(&arguments),
         Command::Keep => run::keep(),
         Command::HelpAccesses => node::help_accesses(),
         Command::DemoStore => demo::store(),

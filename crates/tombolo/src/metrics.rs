@@ -20,7 +20,14 @@ use tombolo_pager::{Monitor, PauseSummary};
 
 use crate::Failure;
 
+mod catalogue;
+
+use catalogue::Kind;
+
 type Labels = Vec<(String, String)>;
+
+/// Of a counter that the catalogue lacks: tests find it.
+const UNKNOWN: &str = "Not described";
 
 /// Metrics as they are now.
 #[derive(Default)]
@@ -74,7 +81,7 @@ impl Collector for Pauses {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let mut metric = encoder.encode_descriptor(
             "tombolo_run_pause_seconds",
-            "How long threads of the program waited for pages",
+            "Time that threads of the program waited for pages.",
             None,
             MetricType::Histogram,
         )?;
@@ -103,31 +110,43 @@ pub fn of_net(uplink: &UplinkStatus, ports: &[PortStatus]) -> String {
     let mut metrics = Metrics::default();
     let interface = [("uplink", uplink.interface.as_str())];
     for (name, help, value) in [
-        ("tombolo_net_carrier", "Whether the uplink has a carrier", f64::from(u8::from(uplink.has_carrier))),
-        ("tombolo_net_mtu_bytes", "The most bytes behind an Ethernet header", f64::from(uplink.mtu)),
+        (
+            "tombolo_net_carrier",
+            "1 if the uplink has a carrier, else 0",
+            f64::from(u8::from(uplink.has_carrier)),
+        ),
+        ("tombolo_net_mtu_bytes", "Largest payload of a frame of the uplink", f64::from(uplink.mtu)),
         (
             "tombolo_net_rate_bits_per_second",
-            "What the uplink is shaped to; 0: nothing",
+            "Rate to which the uplink is shaped; 0 if it is not",
             uplink.rate_bits as f64,
         ),
-        ("tombolo_net_ports", "Ports that are attached", ports.len() as f64),
+        ("tombolo_net_ports", "Ports attached", ports.len() as f64),
     ] {
         metrics.gauge(name, help, &interface, value);
     }
     for status in ports {
         let of = [interface[0], ("port", status.port.name.as_str())];
         for (name, help, value) in [
-            ("tombolo_net_port_weight", "The port's part of the uplink", u64::from(status.port.weight)),
+            ("tombolo_net_port_weight", "Weight of the port among all ports", u64::from(status.port.weight)),
             (
                 "tombolo_net_port_rate_bits_per_second",
-                "The most that it sends; 0: no limit",
+                "Most that the port may send; 0 if there is no limit",
                 status.port.rate_bits,
             ),
-            ("tombolo_net_port_guarantee_bits_per_second", "What it gets first", status.port.guaranteed_bits),
-            ("tombolo_net_port_waiting", "Whether a frame of it waits", u64::from(status.is_waiting)),
+            (
+                "tombolo_net_port_guarantee_bits_per_second",
+                "Rate of the uplink that the port gets before others",
+                status.port.guaranteed_bits,
+            ),
+            (
+                "tombolo_net_port_waiting",
+                "1 while a frame of the port waits for the uplink, else 0",
+                u64::from(status.is_waiting),
+            ),
             (
                 "tombolo_net_port_written_aside",
-                "Whether another thread writes to it: it is slow, or another user's",
+                "1 if a thread of its own writes to the port, since it is slow or of another user, else 0",
                 u64::from(status.is_written_aside),
             ),
         ] {
@@ -140,21 +159,31 @@ pub fn of_net(uplink: &UplinkStatus, ports: &[PortStatus]) -> String {
             let of = [interface[0], ("port", port), ("direction", direction)];
             for (name, help, value) in [
                 ("tombolo_net_frames", "Frames on the wire", traffic.frames),
-                ("tombolo_net_bytes", "Their bytes, with checksums", traffic.bytes),
+                ("tombolo_net_bytes", "Bytes of frames on the wire, with checksums", traffic.bytes),
                 ("tombolo_net_segments", "Segments and single frames", traffic.segments),
-                ("tombolo_net_broadcasts", "Frames to all", traffic.broadcasts),
-                ("tombolo_net_multicasts", "Frames to groups", traffic.multicasts),
+                ("tombolo_net_broadcasts", "Broadcast frames", traffic.broadcasts),
+                ("tombolo_net_multicasts", "Multicast frames", traffic.multicasts),
             ] {
                 metrics.counter(name, help, &of, value);
             }
         }
         for (reason, count) in &counters.refused {
             let of = [interface[0], ("port", port), ("reason", reason.as_str())];
-            metrics.counter("tombolo_net_refused", "What came from there and was dropped", &of, *count);
+            metrics.counter(
+                "tombolo_net_refused",
+                "Frames from the port that its rules forbid, by reason",
+                &of,
+                *count,
+            );
         }
         let of = [interface[0], ("port", port)];
-        metrics.counter("tombolo_net_undelivered", "What it could not take", &of, counters.undelivered);
-        let help = "What came from there and was dropped before it was read";
+        metrics.counter(
+            "tombolo_net_undelivered",
+            "Frames for the port that it could not take",
+            &of,
+            counters.undelivered,
+        );
+        let help = "Frames from the port that were dropped before they were read";
         metrics.counter("tombolo_net_overflowed", help, &of, counters.overflowed);
     }
     metrics.text()
@@ -167,17 +196,22 @@ pub fn of_run(name: &str, monitor: Option<&Monitor>, far: &FarStatus) -> String 
     let pages = |pages: u64| (pages * 4096) as f64;
     let resident = monitor.map_or(0, Monitor::resident_pages);
     for (metric, help, value) in [
-        ("tombolo_run_resident_bytes", "Memory of the program that is here and may be far", pages(resident)),
-        ("tombolo_run_far_bytes", "Memory of the program that is far", pages(far.used_pages)),
-        ("tombolo_run_borrowed_bytes", "Memory borrowed of lenders", pages(far.borrowed_pages)),
+        (
+            "tombolo_run_resident_bytes",
+            "Memory of the program that is local and can be moved to lenders",
+            pages(resident),
+        ),
+        ("tombolo_run_far_bytes", "Memory of the program at lenders", pages(far.used_pages)),
+        ("tombolo_run_borrowed_bytes", "Memory borrowed from lenders", pages(far.borrowed_pages)),
         ("tombolo_run_copies", "Copies wanted of each far page", f64::from(far.copies)),
         ("tombolo_run_one_copy_pages", "Far pages with fewer copies than wanted", far.degraded_pages as f64),
-        ("tombolo_run_copies_waiting", "Copies being made or waiting to be", far.copies_waiting as f64),
+        ("tombolo_run_copies_waiting", "Copies being made or waiting to be made", far.copies_waiting as f64),
     ] {
         metrics.gauge(metric, help, &run, value);
     }
     for (counter, value) in monitor.map(Monitor::counters).unwrap_or_default() {
-        metrics.counter(&format!("tombolo_run_{counter}"), "A counter of the pager", &run, value);
+        let help = catalogue::of_run(counter).unwrap_or(UNKNOWN);
+        metrics.counter(&format!("tombolo_run_{counter}"), help, &run, value);
     }
     let counters = far.counters;
     for (counter, help, value) in [
@@ -185,9 +219,13 @@ pub fn of_run(name: &str, monitor: Option<&Monitor>, far: &FarStatus) -> String 
         ("copies_restored", "Copies made in place of lost ones", counters.copies_restored),
         ("copies_moved", "Copies moved away from lenders", counters.copies_moved),
         ("writes_moved", "Writes that went to another lender instead", counters.writes_moved),
-        ("reads_doubled", "Reads for which the other copy was read, too", counters.reads_doubled),
+        ("reads_doubled", "Reads for which the other copy was asked, too", counters.reads_doubled),
         ("reads_by_the_other_copy", "Reads that the second copy answered", counters.reads_by_other),
-        ("corrupt_pages", "Pages read that were not what was written", counters.corrupt_pages),
+        (
+            "corrupt_pages",
+            "Pages read whose checksum was not that of what was written",
+            counters.corrupt_pages,
+        ),
         ("both_copies_on_one_host", "Pages with both copies on one machine", counters.same_host),
     ] {
         metrics.counter(&format!("tombolo_run_{counter}"), help, &run, value);
@@ -204,20 +242,20 @@ pub fn of_run(name: &str, monitor: Option<&Monitor>, far: &FarStatus) -> String 
         }
         let (lender, address, state) = (lender.name.as_str(), lender.address.as_str(), lender.state);
         let labels = [("run", name), ("lender", lender), ("address", address), ("state", state)];
-        metrics.gauge("tombolo_run_lender", "A lender and how it is", &labels, 1.0);
+        metrics.gauge("tombolo_run_lender", "1 for the state in which a lender is", &labels, 1.0);
     }
     for ((lender, address), [borrowed, used, read, written]) in all {
         let of = [("run", name), ("lender", lender), ("address", address)];
         let (gauges, counters) = ([borrowed as f64, used as f64], [read, written]);
-        metrics.gauge("tombolo_run_lender_borrowed_bytes", "Memory borrowed of a lender", &of, gauges[0]);
+        metrics.gauge("tombolo_run_lender_borrowed_bytes", "Memory borrowed from a lender", &of, gauges[0]);
         metrics.gauge("tombolo_run_lender_used_bytes", "Memory of a lender that is in use", &of, gauges[1]);
-        metrics.counter("tombolo_run_lender_read_bytes", "What has come from a lender", &of, counters[0]);
-        metrics.counter("tombolo_run_lender_written_bytes", "What has gone to a lender", &of, counters[1]);
+        metrics.counter("tombolo_run_lender_read_bytes", "Bytes read from a lender", &of, counters[0]);
+        metrics.counter("tombolo_run_lender_written_bytes", "Bytes written to a lender", &of, counters[1]);
     }
     let pauses = monitor.map(Monitor::pauses).unwrap_or_default();
     metrics.gauge(
         "tombolo_run_longest_pause_seconds",
-        "The longest time that a thread waited for a page",
+        "Longest time that a thread of the program waited for a page",
         &run,
         pauses.longest_ns as f64 / 1e9,
     );
@@ -230,58 +268,46 @@ pub fn of_node(status: &NodeStatus) -> String {
     let mut metrics = Metrics::default();
     let (node, name) = ([("node", status.name.as_str())], status.name.as_str());
     for (metric, help, value) in [
-        ("tombolo_node_lend_bytes", "How much memory may be lent", status.lend_bytes),
-        ("tombolo_node_lent_bytes", "How much memory is lent", status.lent_bytes),
-        ("tombolo_node_uptime_seconds", "How long the node has been up", status.uptime_s),
+        ("tombolo_node_lend_bytes", "Memory that this node may lend", status.lend_bytes),
+        ("tombolo_node_lent_bytes", "Memory lent to borrowers, or in named segments", status.lent_bytes),
+        ("tombolo_node_uptime_seconds", "Time since the node started", status.uptime_s),
     ] {
         metrics.gauge(metric, help, &node, value as f64);
     }
+    // Those that cannot be told apart count together.
+    let mut borrowers: BTreeMap<[&str; 3], [u64; 2]> = BTreeMap::new();
     for borrower in &status.borrowers {
-        let process = borrower.process_id.map(|process| process.to_string()).unwrap_or_default();
         let address = borrower.address.as_deref().unwrap_or_default();
-        let labels = [
-            ("node", name),
-            ("borrower", borrower.name.as_str()),
-            ("process", &process),
-            ("address", address),
-        ];
-        metrics.gauge("tombolo_node_borrower_bytes", "What a borrower has", &labels, borrower.bytes as f64);
+        let key = borrower.key.as_deref().unwrap_or_default();
+        let [bytes, segments] = borrowers.entry([&borrower.name, address, key]).or_default();
+        *bytes += borrower.bytes;
+        *segments += u64::from(borrower.segments);
+    }
+    for ([borrower, address, key], [bytes, segments]) in borrowers {
+        let of = [("node", name), ("borrower", borrower), ("address", address), ("key", key)];
+        metrics.gauge("tombolo_node_borrower_bytes", "Memory lent to a borrower", &of, bytes as f64);
+        let help = "Segments lent to a borrower";
+        metrics.gauge("tombolo_node_borrower_segments", help, &of, segments as f64);
     }
     for (counter, value) in &status.counters {
-        let (counter, labels) = split_numbers(counter);
-        let labels: Vec<(&str, &str)> =
-            labels.iter().map(|(name, value)| (name.as_str(), value.as_str())).chain(node).collect();
-        let (metric, help) = (format!("tombolo_node_{counter}"), "As `tombolo status --json` says");
-        if is_level(&counter) {
-            metrics.gauge(&metric, help, &labels, *value as f64);
-        } else {
-            metrics.counter(&metric, help, &labels, *value);
+        let metric = catalogue::of_node(counter).unwrap_or_else(|| catalogue::Metric {
+            name: counter.clone(),
+            labels: Labels::new(),
+            kind: Kind::Counter,
+            help: UNKNOWN,
+        });
+        let labels = metric.labels.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let labels: Vec<(&str, &str)> = labels.chain(node).collect();
+        let (full_name, value) = (format!("tombolo_node_{}", metric.name), *value);
+        match metric.kind {
+            Kind::Counter => metrics.counter(&full_name, metric.help, &labels, value),
+            Kind::Gauge => metrics.gauge(&full_name, metric.help, &labels, value as f64),
+            Kind::Seconds(parts) => {
+                metrics.gauge(&full_name, metric.help, &labels, value as f64 / f64::from(parts));
+            }
         }
     }
     metrics.text()
-}
-
-/// Whether a figure of a node's status says how much there is, and not how often something has happened.
-fn is_level(name: &str) -> bool {
-    const LEVELS: [&str; 9] =
-        ["_us", "_ns", "_bytes", "_up", "named_segments", "is_ending", "_domains", "_processes", "_pages"];
-    let is_sum = name.ends_with("bytes_sent") || name.ends_with("bytes_received");
-    !is_sum && LEVELS.iter().any(|level| name.ends_with(level))
-}
-
-/// `peer_3_path_0_lost` is the lost ones of path 0 to peer 3.
-fn split_numbers(counter: &str) -> (String, Labels) {
-    let mut words: Vec<&str> = Vec::new();
-    let mut labels = Labels::new();
-    for word in counter.split('_') {
-        match words.last() {
-            Some(what) if word.bytes().all(|byte| byte.is_ascii_digit()) && !word.is_empty() => {
-                labels.push(((*what).to_owned(), word.to_owned()));
-            }
-            _ => words.push(word),
-        }
-    }
-    (words.join("_"), labels)
 }
 
 /// The longest head of a request.
@@ -365,13 +391,6 @@ mod tests {
     use tombolo_node::{FarLender, Traffic};
 
     use super::*;
-
-    #[test]
-    fn numbers_in_names_are_labels() {
-        let labels = owned(&[("peer", "3"), ("path", "0")]);
-        assert_eq!(split_numbers("peer_3_path_0_lost"), ("peer_path_lost".into(), labels));
-        assert_eq!(split_numbers("blocks_sent"), ("blocks_sent".into(), Labels::new()));
-    }
 
     #[test]
     fn a_run_is_told_in_the_words_of_prometheus() {

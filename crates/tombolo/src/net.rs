@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Subcommand};
 use rustix::io::Errno;
+use tombolo_host::service;
 use tombolo_host::unix::UnixError;
 use tombolo_link::Address;
 use tombolo_net::client::{AskError, Client};
@@ -47,7 +48,8 @@ enum Command {
 /// Whose uplink is meant.
 #[derive(Args)]
 struct From {
-    /// Where its owner listens: shm:PATH. The only one of this user's on this machine, unless given.
+    /// Where its owner listens: shm:PATH; `attach` also takes udp:HOST:PORT of another machine. The only one of this user's on
+    /// this machine, unless given.
     #[arg(long, value_name = "ADDR")]
     from: Option<Address>,
 }
@@ -57,33 +59,46 @@ const SUFFIX: &str = ".net";
 
 impl From {
     fn connect(&self) -> Result<Client, Failure> {
-        if let Some(address) = &self.from {
-            return connect(address);
+        match &self.from {
+            Some(address) => connect(address),
+            None => Ok(only_owner()?.1),
         }
-        let mut found = Vec::new();
-        for path in local::entries() {
-            if path.extension().is_some_and(|suffix| suffix == &SUFFIX[1..]) {
-                match Client::connect(&path) {
-                    Ok(client) => found.push((path, client)),
-                    // Of an owner that was killed.
-                    Err(AskError::Socket(UnixError::Path { errno: Errno::CONNREFUSED, .. })) => {
-                        drop(std::fs::remove_file(&path));
-                    }
-                    // One that is busy, or on its way.
-                    Err(_) => {}
+    }
+
+    /// Where the owner listens.
+    fn address(&self) -> Result<Address, Failure> {
+        match &self.from {
+            Some(address) => Ok(address.clone()),
+            None => Ok(Address::Shm(only_owner()?.0)),
+        }
+    }
+}
+
+/// The only owner of an uplink of this user's on this machine.
+fn only_owner() -> Result<(PathBuf, Client), Failure> {
+    let mut found = Vec::new();
+    for path in local::entries() {
+        if path.extension().is_some_and(|suffix| suffix == &SUFFIX[1..]) {
+            match Client::connect(&path) {
+                Ok(client) => found.push((path, client)),
+                // Of an owner that was killed.
+                Err(AskError::Socket(UnixError::Path { errno: Errno::CONNREFUSED, .. })) => {
+                    drop(std::fs::remove_file(&path));
                 }
+                // One that is busy, or on its way.
+                Err(_) => {}
             }
         }
-        match (found.len(), found.pop()) {
-            (1, Some((_, client))) => Ok(client),
-            (0, _) => {
-                Err(Failure::new("no `tombolo net serve` of this user runs here: name it with --from ADDR"))
-            }
-            (_, last) => {
-                let all = found.iter().chain(&last).map(|(path, _)| format!("shm:{}", path.display()));
-                let all = all.collect::<Vec<_>>().join(", ");
-                Err(Failure::new(format!("several uplinks are served here: choose one with --from: {all}")))
-            }
+    }
+    match (found.len(), found.pop()) {
+        (1, Some(owner)) => Ok(owner),
+        (0, _) => {
+            Err(Failure::new("no `tombolo net serve` of this user runs here: name it with --from ADDR"))
+        }
+        (_, last) => {
+            let all = found.iter().chain(&last).map(|(path, _)| format!("shm:{}", path.display()));
+            let all = all.collect::<Vec<_>>().join(", ");
+            Err(Failure::new(format!("several uplinks are served here: choose one with --from: {all}")))
         }
     }
 }
@@ -118,8 +133,15 @@ fn unexpected(answer: &Answer) -> Failure {
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
+/// Whether a signal has come. It is asked again and again, which shows the service manager that this process is alive.
 fn is_over() -> bool {
-    STOP.load(Ordering::Relaxed)
+    let is_over = STOP.load(Ordering::Relaxed);
+    if is_over {
+        service::stopping()
+    } else {
+        service::alive()
+    }
+    is_over
 }
 
 /// Does what was asked for.

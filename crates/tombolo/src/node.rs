@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
+use tombolo_host::service;
 use tombolo_host::stops::Signals;
 use tombolo_host::timing::command::HANDSHAKE_SETTLE_TIME;
 use tombolo_host::unix::SeqpacketListener;
@@ -171,6 +172,11 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     output::line(&format!("node {name} lends {} at {}", arguments.lend, addresses.join(", ")));
     // The process that started the node waits for that line.
     output::finish()?;
+    service::ready();
+    if let Some(interval) = service::watchdog_interval() {
+        let node = node.clone();
+        std::thread::spawn(move || say_alive(&node, interval));
+    }
     let neighbourhood = std::thread::spawn(move || neighbourhood.keep(&STOP, &report_neighbour));
     tombolo_node::serve(&node, &listener, &STOP, &say);
     if programs.is_some_and(|thread| thread.join().is_err()) {
@@ -182,6 +188,18 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     node.leave();
     info!("stopped");
     Ok(0)
+}
+
+/// Tells the service manager for as long as the node serves.
+fn say_alive(node: &Node, interval: Duration) {
+    let mut last = None;
+    loop {
+        let rounds = node.rounds();
+        if last.replace(rounds) != Some(rounds) {
+            service::alive();
+        }
+        std::thread::sleep(interval);
+    }
 }
 
 /// The command that starts a helper: this binary, also where another one lies at its path by now.

@@ -21,17 +21,22 @@ pub fn line(text: &str) {
 
 /// Prints a text in lines of at most 80 columns, where its words allow that.
 pub fn paragraph(text: &str) {
-    for text in folded(text) {
-        line(&text);
+    indented("", text);
+}
+
+/// Prints a paragraph behind the first line's beginning: the other lines are indented as far.
+pub fn indented(beginning: &str, text: &str) {
+    let indent = " ".repeat(beginning.chars().count());
+    for (number, text) in folded(text, 80 - indent.len()).iter().enumerate() {
+        line(&format!("{}{text}", if number == 0 { beginning } else { &indent }));
     }
 }
 
-fn folded(text: &str) -> Vec<String> {
-    const COLUMNS: usize = 80;
+fn folded(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= COLUMNS => {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= columns => {
                 line.push(' ');
                 line.push_str(word);
             }
@@ -122,11 +127,11 @@ mod tests {
     #[test]
     fn a_paragraph_keeps_all_words_in_lines_that_fit() {
         let text = ["word"; 40].join(" ");
-        let lines = folded(&text);
+        let lines = folded(&text, 80);
         assert_eq!(lines.iter().map(String::len).collect::<Vec<_>>(), [79, 79, 39]);
         assert_eq!(lines.join(" "), text);
         let long = "x".repeat(100);
-        assert_eq!(folded(&format!("a {long} b")), ["a", &long, "b"]);
-        assert_eq!(folded(""), Vec::<String>::new());
+        assert_eq!(folded(&format!("a {long} b"), 80), ["a", &long, "b"]);
+        assert_eq!(folded("", 80), Vec::<String>::new());
     }
 }

@@ -164,8 +164,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         )));
     };
     tombolo_host::stops::stop_on_signals(&STOP);
-    let NodeArguments { node, ask } = &arguments.node;
-    let address = node.ways()?;
+    let address = arguments.node.ways("ping")?;
+    let ask = &arguments.node.ask;
     let security = ask.security(&address)?;
     let several = address.are_several();
     let timeout = arguments.timeout.unwrap_or(PING_TIMEOUT);

@@ -9,10 +9,10 @@ use std::str::FromStr;
 
 use tombolo_node::{Address, CopyError, NameError, SegmentName, Store};
 
-use crate::Failure;
 use crate::size::Size;
 use crate::ways::{Ways, WaysError};
 use crate::which::Which;
+use crate::{Failure, nearest};
 
 /// A named segment, and the node that has it. A name has no colon: it is what follows the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub fn failure(error: CopyError, store: Option<&Store>, file: Option<&Path>) -> 
     match &error {
         CopyError::NoSuchName { name, address } => {
             let near = store.and_then(|store| store.list().ok()).unwrap_or_default();
-            let near = nearest(name.as_str(), near.iter().map(|segment| segment.name.as_str()));
+            let near = nearest::nearest(name.as_str(), near.iter().map(|segment| segment.name.as_str()));
             let hint = match near {
                 Some(near) => format!("; did you mean `{near}`?"),
                 None => format!("; `tombolo ls {address}` lists what there is"),
@@ -101,29 +101,6 @@ pub fn failure(error: CopyError, store: Option<&Store>, file: Option<&Path>) -> 
         CopyError::Interrupted => Failure { text: error.to_string(), code: 130 },
         _ => Failure::new(error.to_string()),
     }
-}
-
-/// The existing name that is most like the one that was written.
-fn nearest<'a>(meant: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let most = meant.chars().count().div_ceil(3);
-    let distances = names.map(|name| (distance(meant, name), name));
-    distances.filter(|(distance, _)| *distance <= most).min().map(|(_, name)| name)
-}
-
-/// The edit distance of two names: letters to change, add or leave out.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().flat_map(char::to_lowercase).collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (index, letter) in one.chars().flat_map(char::to_lowercase).enumerate() {
-        let mut before = row[0];
-        row[0] = index + 1;
-        for column in 1..row.len() {
-            let replaced = before + usize::from(other[column - 1] != letter);
-            before = row[column];
-            row[column] = replaced.min(row[column] + 1).min(row[column - 1] + 1);
-        }
-    }
-    row.last().copied().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -193,16 +170,5 @@ mod tests {
         assert!(matches!(text.parse::<SegmentPlace>(), Err(PlaceError::NoName(_))));
         drop(socket);
         std::fs::remove_dir_all(&folder).unwrap();
-    }
-
-    #[test]
-    fn near_names_are_found() {
-        let names = ["results.csv", "result", "picture.png"];
-        assert_eq!(nearest("results.csv~", names.into_iter()), Some("results.csv"));
-        assert_eq!(nearest("reslut", names.into_iter()), Some("result"));
-        assert_eq!(nearest("Results.CSV", names.into_iter()), Some("results.csv"));
-        assert_eq!(nearest("entirely else", names.into_iter()), None);
-        assert_eq!(distance("", "abc"), 3);
-        assert_eq!(distance("kitten", "sitting"), 3);
     }
 }

@@ -24,15 +24,16 @@ use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::{self, Ways};
 use crate::which::Which;
-use crate::{Failure, LIBRARY, doctor, log, metrics, output, report};
+use crate::{Failure, LIBRARY, doctor, local, log, metrics, output, report};
 
 /// Arguments of `tombolo run`.
 #[derive(Args)]
 pub struct Arguments {
     /// Lenders: shm:PATH or udp:HOST:PORT, or the name of a node that this user runs on this machine, several
     /// separated by commas. Several UDP addresses of one
-    /// lender, joined by +, are all used at once, and the others carry on when one fails.
-    #[arg(long, value_name = "NAME|ADDR[+ADDR...][,...]", value_delimiter = ',', required = true)]
+    /// lender, joined by +, are all used at once, and the others carry on when one fails. Not needed where only one node of this
+    /// user runs on this machine.
+    #[arg(long, value_name = "NAME|ADDR[+ADDR...][,...]", value_delimiter = ',')]
     from: Vec<Which>,
     /// Most memory of the program's heap and large mappings that stays local.
     #[arg(long, value_name = "SIZE")]
@@ -90,7 +91,10 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     if arguments.local.0 < LOCAL_LEAST_BYTES {
         return Err(RunError::LimitTooSmall(arguments.local.0).into());
     }
-    let from: Vec<Ways> = arguments.from.iter().map(Which::ways).collect::<Result<_, _>>()?;
+    let from: Vec<Ways> = match arguments.from.is_empty() {
+        true => vec![local::only_node("run --from")?.into()],
+        false => arguments.from.iter().map(Which::ways).collect::<Result<_, _>>()?,
+    };
     ways::check_lenders(&from)?;
     doctor::require_paging()?;
     let lenders: Vec<Vec<Address>> = from.iter().map(Ways::to_vec).collect();

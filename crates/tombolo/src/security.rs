@@ -13,11 +13,11 @@ use crate::Failure;
 #[derive(Args)]
 pub struct SecurityArguments {
     /// This node's secret key, made by `tombolo keygen`; ~/.config/tombolo/key unless given.
-    #[arg(long, value_name = "FILE", env = "TOMBOLO_KEY")]
+    #[arg(long, value_name = "FILE", env = "TOMBOLO_KEY", hide_env_values = true)]
     key: Option<PathBuf>,
     /// The public keys of the nodes to talk to, one a line, and what each may do where that is not all, as in
     /// may=borrow,status; ~/.config/tombolo/allow unless given.
-    #[arg(long, value_name = "FILE", env = "TOMBOLO_ALLOW")]
+    #[arg(long, value_name = "FILE", env = "TOMBOLO_ALLOW", hide_env_values = true)]
     allow: Option<PathBuf>,
     /// Use UDP without keys, whatever the other options say: on loopback addresses only, where every
     /// user of this machine can join in.

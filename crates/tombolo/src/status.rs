@@ -3,29 +3,21 @@
 use clap::Args;
 use tombolo_node::{Borrower, NodeStatus};
 
-use crate::asked::AskArguments;
+use crate::asked::NodeArguments;
 use crate::size::Size;
-use crate::which::Which;
-use crate::{Failure, local, output};
+use crate::{Failure, output};
 
 /// Arguments of `tombolo status`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Which node: where it listens, or the name of one that this user runs on this machine. Not needed where
-    /// only one runs. Several addresses of a node are joined by +.
-    #[arg(value_name = "NAME|ADDR[+ADDR...]")]
-    node: Option<Which>,
     #[command(flatten)]
-    ask: AskArguments,
+    node: NodeArguments,
 }
 
 /// Prints the node's status.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let Arguments { node, ask } = arguments;
-    let address = match node {
-        Some(node) => node.ways()?,
-        None => local::only_node()?.into(),
-    };
+    let address = arguments.node.ways("status")?;
+    let ask = &arguments.node.ask;
     let security = ask.security(&address)?;
     let status = address.ask(|address| tombolo_node::status_of(address, &security))?;
     if ask.json {

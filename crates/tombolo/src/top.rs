@@ -7,9 +7,19 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::table::{self, Column};
 use crate::watch::{Watch, number, size};
 use crate::{Failure, duration, output};
 
+const LENDERS: [Column; 7] = [
+    Column::name("LENDER"),
+    Column::name("STATE"),
+    Column::figure("BORROWED"),
+    Column::figure("USED"),
+    Column::figure("READ/S"),
+    Column::figure("WRITTEN/S"),
+    Column::rest("ADDRESS"),
+];
 /// The first look shows no rates; the second one comes soon.
 const FIRST_INTERVAL: Duration = Duration::from_millis(300);
 
@@ -46,8 +56,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         let programs = watch.look();
         output::line(&match (arguments.json, is_screen) {
             (true, _) => json!({ "programs": programs }).to_string(),
-            (false, true) => on_screen(&text_of(&programs), looks == 0),
-            (false, false) => text_of(&programs),
+            (false, true) => on_screen(&text_of(&programs, table::width()), looks == 0),
+            (false, false) => text_of(&programs, table::width()),
         });
         output::flush();
         looks += 1;
@@ -73,7 +83,7 @@ pub fn shown(ns: u64) -> String {
     format!("{:.1?}", Duration::from_nanos(ns))
 }
 
-fn text_of(programs: &[Value]) -> String {
+fn text_of(programs: &[Value], width: usize) -> String {
     if programs.is_empty() {
         return "no program of this user runs on far memory here\n".into();
     }
@@ -82,47 +92,49 @@ fn text_of(programs: &[Value]) -> String {
         let (far, per_s, pauses) = (&program["far"], &program["per_s"], &program["pauses"]);
         let _ = writeln!(
             text,
-            "{} ({})  local {}  far {}  {} far faults/s, 99 % of pauses within {}, the longest {}",
+            "{} ({})  local {}  far {}",
             program["name"].as_str().unwrap_or_default(),
             number(&program["pid"]),
             size(&program["resident_bytes"]),
             size(&far["used_bytes"]),
+        );
+        let _ = writeln!(
+            text,
+            "  {} far faults/s, 99 % of pauses within {}, the longest {}",
             number(&per_s["far_faults"]),
             shown(number(&per_s["p99_us"]) * 1000),
             shown(number(&pauses["longest_ns"])),
         );
-        let _ = writeln!(
-            text,
-            "  in {}/s, out {}/s; copies {}: {} pages with one, {} copies to make, {} made/s",
-            size(&per_s["bytes_in"]),
-            size(&per_s["bytes_out"]),
-            number(&far["copies"]),
-            number(&far["one_copy_pages"]),
-            number(&far["copies_waiting"]),
-            number(&per_s["copies"]),
-        );
-        let _ = writeln!(
-            text,
-            "  {:<16} {:<9} {:>10} {:>10} {:>12} {:>12}  ADDRESS",
-            "LENDER", "STATE", "BORROWED", "USED", "READ/S", "WRITTEN/S"
-        );
-        for lender in
-            far["lenders"].as_array().into_iter().flatten().filter(|lender| lender["state"] != "gone")
-        {
+        let _ = writeln!(text, "  in {}/s, out {}/s", size(&per_s["bytes_in"]), size(&per_s["bytes_out"]));
+        if number(&far["copies"]) > 1 {
             let _ = writeln!(
                 text,
-                "  {:<16} {:<9} {:>10} {:>10} {:>12} {:>12}  {}",
-                lender["name"].as_str().unwrap_or_default(),
-                lender["state"].as_str().unwrap_or_default(),
-                size(&lender["borrowed_bytes"]),
-                size(&lender["used_bytes"]),
-                size(&lender["per_s"]["read_bytes"]),
-                size(&lender["per_s"]["written_bytes"]),
-                lender["address"].as_str().unwrap_or_default(),
+                "  copies {}: {} pages with one, {} copies to make, {} made/s",
+                number(&far["copies"]),
+                number(&far["one_copy_pages"]),
+                number(&far["copies_waiting"]),
+                number(&per_s["copies"]),
             );
+        }
+        let lenders = far["lenders"].as_array().into_iter().flatten();
+        let rows: Vec<_> = lenders.filter(|lender| lender["state"] != "gone").map(row).collect();
+        for line in table::lines(&LENDERS, &rows, width.saturating_sub(2)) {
+            let _ = writeln!(text, "  {line}");
         }
     }
     text
+}
+
+fn row(lender: &Value) -> Vec<String> {
+    vec![
+        lender["name"].as_str().unwrap_or_default().to_owned(),
+        lender["state"].as_str().unwrap_or_default().to_owned(),
+        size(&lender["borrowed_bytes"]),
+        size(&lender["used_bytes"]),
+        size(&lender["per_s"]["read_bytes"]),
+        size(&lender["per_s"]["written_bytes"]),
+        lender["address"].as_str().unwrap_or_default().to_owned(),
+    ]
 }
 
 #[cfg(test)]
@@ -140,7 +152,7 @@ mod tests {
         let lender = |state: &str| json!({ "name": format!("{state} one"), "state": state });
         let program =
             json!({ "name": "sort", "pid": 7, "far": { "lenders": [lender("active"), lender("gone")] } });
-        let text = text_of(&[program]);
+        let text = text_of(&[program], 80);
         assert!(text.starts_with("sort (7)  local 0 B") && text.contains("active one"), "{text}");
         assert!(!text.contains("gone one"), "{text}");
     }

@@ -26,7 +26,7 @@ use results::{Results, Tally};
 use stages::Stages;
 
 /// Programs and libraries that the tests run, and the Debian package of each.
-const NEEDED: [(&str, &str); 36] = [
+const NEEDED: [(&str, &str); 37] = [
     ("sort", "coreutils"),
     ("cc", "gcc"),
     ("python3", "python3"),
@@ -34,6 +34,7 @@ const NEEDED: [(&str, &str); 36] = [
     ("musl-gcc", "musl-tools"),
     ("valgrind", "valgrind"),
     ("setpriv", "util-linux"),
+    ("systemd-analyze", "systemd"),
     ("redis-server", "redis-server"),
     ("sqlite3", "sqlite3"),
     ("stress-ng", "stress-ng"),

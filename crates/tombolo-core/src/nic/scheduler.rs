@@ -442,7 +442,7 @@ impl Scheduler {
     /// what is not guaranteed to anybody, by weight among all ports, also those that send nothing.
     ///
     /// So a port that sends less than its part waits for no segment of others, and nobody gets more than its turns by this. What the
-    /// interface's bucket owes has a limit ([`AHEAD_NS`]).
+    /// interface's bucket owes has a limit (`AHEAD_NS`).
     pub fn frame_waits(&mut self, now_ns: u64, id: PortId, bytes: u64) {
         let was_idle = self.port(id).is_some_and(|port| !port.has_frames);
         self.has_frames(id);

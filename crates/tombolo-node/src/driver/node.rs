@@ -5,7 +5,7 @@
 //! ([`Node::drive`]), under one lock, and copies bytes outside of it where it can.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -78,6 +78,8 @@ pub struct Node {
     pub(crate) accesses_in_order: Mutex<()>,
     /// Grows while a program drives this node by itself.
     pub(crate) driven: AtomicU32,
+    /// Counts the rounds of the thread that serves in which it has looked at timers.
+    pub(crate) rounds: AtomicU64,
     /// The engine has more to be done than was done in one go.
     pub(crate) unfinished: AtomicBool,
     /// This node, once it is served: for what other threads do for its peers.
@@ -158,6 +160,12 @@ impl From<SetUpError> for LendError {
 }
 
 impl Node {
+    /// Grows several times a second while the thread that serves does what it is for.
+    #[must_use]
+    pub fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+
     /// A node that lends up to `lend_bytes` and has `buffer_bytes` of buffers for borrowing.
     pub fn new(name: &str, lend_bytes: u64, buffer_bytes: usize) -> Result<Self, LendError> {
         Self::with_limits(name, lend_bytes, buffer_bytes, Limits::default())
@@ -188,6 +196,7 @@ impl Node {
             gatherer: Mutex::default(),
             accesses_in_order: Mutex::default(),
             driven: AtomicU32::new(0),
+            rounds: AtomicU64::new(0),
             unfinished: AtomicBool::new(false),
             served: OnceLock::new(),
         })

@@ -160,6 +160,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         }
         let mut sleep = node.expire().unwrap_or(timing::MAX_SLEEP).min(timing::MAX_SLEEP);
         if now >= next_tick {
+            node.rounds.fetch_add(1, Ordering::Relaxed);
             node.watch_accesses();
             node.programs.leave_out_quiet();
             next_tick = node.tick().unwrap_or(now + timing::MAX_SLEEP).min(now + timing::MAX_SLEEP);

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tombolo_core::nic::Mac;
 use tombolo_host::net::path_of_namespace;
+use tombolo_host::service;
 use tombolo_host::stops::stop_on_signals;
 use tombolo_link::Address;
 use tombolo_net::attach::{AttachError, Attached, Place};
@@ -16,7 +17,7 @@ use tombolo_net::device::{DeviceName, QUEUES_MAX};
 use tombolo_net::protocol::{Port, Vlans};
 
 use super::coalesce::CoalesceArguments;
-use super::{STOP, is_over, path_of};
+use super::{From, STOP, is_over, path_of};
 use crate::log::LogArguments;
 use crate::security::SecurityArguments;
 use crate::{Failure, output};
@@ -24,9 +25,8 @@ use crate::{Failure, output};
 /// Arguments of `tombolo net attach`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where the uplink's owner listens: shm:PATH on this machine, udp:HOST:PORT on another one.
-    #[arg(long, value_name = "ADDR")]
-    from: Address,
+    #[command(flatten)]
+    from: From,
     #[command(flatten)]
     device: DeviceArguments,
     /// What commands call the port; as the device, with its namespace, unless given.
@@ -131,7 +131,8 @@ impl RuleArguments {
 
 /// Attaches until interrupted.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let place = match &arguments.from {
+    let from = arguments.from.address()?;
+    let place = match &from {
         address @ Address::Udp(_) => {
             let security = arguments.security.of(std::slice::from_ref(address))?;
             Place::There(address.clone(), security, arguments.coalesce.get())
@@ -172,13 +173,14 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let attached = Attached::new(port, &device, namespace.as_deref(), place);
     let mut attached = attached.map_err(|error| match error {
         AttachError::Ask(error @ AskError::Socket(_)) => {
-            Failure::new(format!("no owner of an uplink answers at {}: {error}", arguments.from))
+            Failure::new(format!("no owner of an uplink answers at {from}: {error}"))
         }
         error => Failure::new(error.to_string()),
     })?;
     let port = attached.port();
-    output::line(&format!("attached {} ({}) to {}", port.name, port.mac, arguments.from));
+    output::line(&format!("attached {} ({}) to {from}", port.name, port.mac));
     output::flush();
+    service::ready();
     attached.keep(is_over, output::say)?;
     Ok(0)
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use tombolo_core::nic::{Mode, Turns};
+use tombolo_host::service;
 use tombolo_host::stops::stop_on_signals;
 use tombolo_link::Address;
 use tombolo_net::bits::BitRate;
@@ -128,6 +129,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let all: Vec<_> = near.chain(owner.far_address()).map(ToString::to_string).collect();
     output::line(&format!("serving {} at {}", arguments.uplink, all.join(" and ")));
     output::flush();
+    service::ready();
     owner.serve(is_over)?;
     Ok(0)
 }

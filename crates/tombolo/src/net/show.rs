@@ -7,7 +7,19 @@ use tombolo_net::client::Client;
 use tombolo_net::protocol::{Answer, Ask, Counters, PortStatus, Traffic, UPLINK, UplinkStatus, Vlans};
 
 use super::{From, ask, unexpected};
+use crate::size::Size;
+use crate::table::{self, Column};
 use crate::{Failure, output};
+
+const COLUMNS: [Column; 7] = [
+    Column::name("PORT"),
+    Column::figure("WEIGHT"),
+    Column::figure("RATE"),
+    Column::figure("GUARANTEE"),
+    Column::figure("SENT"),
+    Column::figure("RECEIVED"),
+    Column::figure("DROPPED"),
+];
 
 /// Arguments of `tombolo net ls`.
 #[derive(Args)]
@@ -90,26 +102,21 @@ pub fn list(arguments: &List) -> Result<u8, Failure> {
         "uplink {} ({}): {rate}, {}{carrier}",
         uplink.interface, uplink.kind, uplink.scheduler
     ));
-    output::line(&format!(
-        "{:<20} {:<17} {:>5} {:>6} {:>12} {:>12} {:>14} {:>14} {:>9}",
-        "PORT", "MAC", "MTU", "WEIGHT", "RATE", "GUARANTEE", "SENT", "RECEIVED", "DROPPED"
-    ));
-    for status in &ports {
-        let PortStatus { port, counters, .. } = status;
-        output::line(&format!(
-            "{:<20} {:<17} {:>5} {:>6} {:>12} {:>12} {:>14} {:>14} {:>9}",
-            port.name,
-            port.mac,
-            port.mtu,
-            port.weight,
-            BitRate(port.rate_bits).to_string(),
-            guarantee(port.guaranteed_bits),
-            counters.sent.bytes,
-            counters.received.bytes,
-            dropped(counters),
-        ));
-    }
+    let rows: Vec<_> = ports.iter().map(row).collect();
+    table::lines(&COLUMNS, &rows, table::width()).iter().for_each(|line| output::line(line));
     Ok(0)
+}
+
+fn row(PortStatus { port, counters, .. }: &PortStatus) -> Vec<String> {
+    vec![
+        port.name.clone(),
+        port.weight.to_string(),
+        BitRate(port.rate_bits).to_string(),
+        guarantee(port.guaranteed_bits),
+        Size(counters.sent.bytes).to_string(),
+        Size(counters.received.bytes).to_string(),
+        dropped(counters).to_string(),
+    ]
 }
 
 fn dropped(counters: &Counters) -> u64 {

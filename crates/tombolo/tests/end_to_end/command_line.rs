@@ -269,6 +269,16 @@ fn status_names_borrowers_and_doctor_prints_json() {
     let doctor = tombolo(&["doctor", "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
     assert_eq!(json["paging"], true);
+    // What users other than root lack comes with commands that root types.
+    let needs = json["users"].as_array().unwrap();
+    let names: Vec<_> = needs.iter().map(|need| need["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["page faults", "forks", "locked memory"]);
+    let text = tombolo(&["doctor"]).text();
+    for need in needs {
+        let commands = need["commands"].as_array().unwrap();
+        assert_eq!(need["outcome"] == "ok", commands.is_empty(), "{need}");
+        assert!(commands.iter().all(|command| text.contains(command.as_str().unwrap())), "{need}: {text}");
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! What scripts and operators count on: exit codes where output fails, the form of JSON, what errors name.
 
 use std::fs::{self, File};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -43,6 +45,7 @@ fn output_that_cannot_be_written_is_a_failure() {
         &["--help"],
         &["--version"],
         &["help", "node"],
+        &["completions", "bash"],
     ] {
         assert_cannot_be_written(arguments);
     }
@@ -54,6 +57,30 @@ fn assert_cannot_be_written(arguments: &[&str]) {
     let said = String::from_utf8_lossy(&outcome.stderr);
     assert_eq!(outcome.status.code(), Some(125), "{arguments:?}: {said}");
     assert!(said.contains("standard output"), "{arguments:?}: {said}");
+}
+
+/// What packages install is understood by those for whom it is.
+#[test]
+fn manual_pages_and_completions_are_well_formed() {
+    let scratch = Scratch::new("man");
+    let directory = scratch.file("man1");
+    let outcome = tombolo(&["man", &directory]);
+    assert_eq!((outcome.code(), outcome.text()), (0, String::new()), "{}", outcome.stderr);
+    assert!(fs::exists(format!("{directory}/tombolo-net-attach.1")).unwrap());
+    let taken = scratch.file("taken");
+    fs::write(&taken, "").unwrap();
+    tombolo(&["man", &taken]).assert_one_line(125, "cannot write manual pages");
+    let script = scratch.file("completions");
+    fs::write(&script, tombolo(&["completions", "bash"]).text()).unwrap();
+    // It completes a command and an option of another.
+    let complete = "source \"$0\"; COMP_WORDS=(tombolo \"$@\"); COMP_CWORD=$#; \
+        _tombolo tombolo \"${!#}\" x; echo \"${COMPREPLY[@]}\"";
+    for (words, wanted) in [(&["keyg"][..], "keygen"), (&["net", "attach", "--netn"], "--netns")] {
+        let mut command = Command::new("bash");
+        command.args(["-c", complete, &script]).args(words);
+        let outcome = Running::start(command, Vec::new()).wait(PATIENCE);
+        assert_eq!(outcome.text().trim_end(), wanted, "{}", outcome.stderr);
+    }
 }
 
 #[test]
@@ -191,6 +218,71 @@ fn a_lender_that_is_told_to_end_waits_for_its_borrowers() {
         let outcome = lender.wait();
         assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
         assert!(!outcome.stderr.contains("takes back"), "{}", outcome.stderr);
+    }
+}
+
+/// The directory of what packages install.
+fn packaging(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// What a unit starts, with this binary, as a shell takes it.
+fn started_by(unit: &str) -> String {
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    format!("exec {}", line.replacen("/usr/bin/tombolo", TOMBOLO, 1))
+}
+
+#[test]
+fn a_service_manager_hears_when_a_node_is_ready_alive_and_ending() {
+    let scratch = Scratch::new("service");
+    let place = scratch.file("notify");
+    let manager = UnixDatagram::bind(&place).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hear = || {
+        let mut buffer = [0; 256];
+        let length = manager.recv(&mut buffer).expect("the manager hears something");
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    };
+    let unit = packaging("systemd/tombolo-node.service");
+    let options =
+        unit.lines().find_map(|line| line.strip_prefix("Environment=TOMBOLO_NODE_OPTIONS=")).unwrap();
+    let options = options.trim_matches('"').replace("/run/tombolo", scratch.path().to_str().unwrap());
+    let mut command = Command::new("sh");
+    command.args(["-c", &started_by(&unit)]);
+    command.env("TOMBOLO_NODE_OPTIONS", options).env("TOMBOLO_RUNTIME_DIR", scratch.file("run"));
+    command.env("NOTIFY_SOCKET", &place).env("WATCHDOG_USEC", "400000");
+    let node = Running::start(command, Vec::new());
+    assert_eq!(hear(), "READY=1");
+    assert_eq!([hear(), hear(), hear()], ["WATCHDOG=1"; 3]);
+    node.signal(Signal::TERM);
+    let last = std::iter::repeat_with(hear).find(|text| text != "WATCHDOG=1");
+    assert_eq!(last.as_deref(), Some("STOPPING=1"));
+    assert_eq!(node.wait(PATIENCE).code(), 0);
+}
+
+#[test]
+fn units_are_well_formed() {
+    needs!("systemd-analyze");
+    let scratch = Scratch::new("units");
+    for (name, instance) in [
+        ("tombolo-node.service", "tombolo-node.service"),
+        ("tombolo-net@.service", "tombolo-net@eth0.service"),
+        ("tombolo-port@.service", "tombolo-port@web.service"),
+    ] {
+        let unit = packaging(&format!("systemd/{name}"));
+        assert!(started_by(&unit).contains(&format!("{TOMBOLO} ")), "{unit}");
+        // Neither the binary nor the pages are installed here.
+        let unit: String = unit
+            .lines()
+            .filter(|line| !line.starts_with("Documentation="))
+            .map(|line| line.replace("/usr/bin/tombolo", TOMBOLO) + "\n")
+            .collect();
+        fs::write(scratch.file(name), unit).unwrap();
+        let mut command = Command::new("systemd-analyze");
+        command.args(["verify", &scratch.file(instance)]);
+        let outcome = Running::start(command, Vec::new()).wait(PATIENCE);
+        assert_eq!((outcome.code(), outcome.stderr.as_str()), (0, ""), "{name}: {}", outcome.text());
     }
 }
 

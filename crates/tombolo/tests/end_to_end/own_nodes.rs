@@ -67,6 +67,10 @@ fn the_only_node_of_a_machine_is_asked_without_an_address() {
     let node = machine.node("one", "16M");
     assert_eq!(machine.status(&[])["lend_bytes"], 16 << 20);
     assert_eq!(machine.status(&["one"])["process_id"], node.pid());
+    for arguments in [&["ls"][..], &["ping", "--count", "1"], &["run", "--local", "4M", "--", "/bin/true"]] {
+        let outcome = machine.run(arguments);
+        assert_eq!(outcome.code(), 0, "{arguments:?}: {}", outcome.stderr);
+    }
     machine.run(&["status", "other"]).assert_one_line(125, "no node `other`");
     let mode = |name: &str| {
         let path = machine.scratch.path().join("nodes").join(name);
@@ -83,6 +87,16 @@ fn every_command_that_asks_a_node_takes_its_name() {
     let machine = Machine::new("named");
     let _node = machine.node("one", "16M");
     let _other = machine.node("other", "16M");
+    for (arguments, example) in [
+        (&["status"][..], "`tombolo status "),
+        (&["ls"], "`tombolo ls "),
+        (&["ping"], "`tombolo ping "),
+        (&["run", "--local", "4M", "--", "/bin/true"], "`tombolo run --from "),
+    ] {
+        let outcome = machine.run(arguments);
+        outcome.assert_one_line(125, "2 nodes run on this machine");
+        assert!(outcome.stderr.contains(example), "{}", outcome.stderr);
+    }
     let path = |name: &str| machine.scratch.path().join(name).to_str().unwrap().to_owned();
     let said = |arguments: &[&str]| {
         let outcome = machine.run(arguments);

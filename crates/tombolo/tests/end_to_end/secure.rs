@@ -326,6 +326,10 @@ fn keygen_makes_a_private_file_and_never_overwrites_it() {
     assert!(text.contains("tombolo-secret:") && text.contains(&public));
     machine.run(&["keygen"]).assert_one_line(125, "exists already");
     assert_eq!(fs::read_to_string(&key).unwrap(), text);
+    assert_eq!(machine.run(&["keygen", "--show"]).text().trim_end(), public);
+    let none = machine.home.file("none");
+    machine.run(&["keygen", "--show", "--out", &none]).assert_one_line(125, "none");
+    assert!(!fs::exists(&none).unwrap());
     let other = machine.home.file("another/key");
     assert_eq!(tombolo(&["keygen", "--out", &other]).code(), 0);
     assert_ne!(fs::read_to_string(&other).unwrap(), text);

@@ -396,6 +396,7 @@ fn a_run_is_seen_while_it_lasts() {
         let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
         value.unwrap_or_else(|| panic!("no {name} in {metrics}"))
     };
+    assert!(!metrics.contains("Not described"), "{metrics}");
     assert!(value("tombolo_run_far_bytes{") > f64::from(16 << 20));
     assert!(value("tombolo_run_far_faults_total{") > 0.0);
     assert!(value("tombolo_run_pause_seconds_count{") > 0.0);
@@ -403,7 +404,11 @@ fn a_run_is_seen_while_it_lasts() {
     verifying.end();
     for mut lender in lenders {
         let said = format!("{}{}", lender.node().output(), lender.node().errors());
-        assert!(scrape(&said).contains("tombolo_node_lent_bytes{"), "{said}");
+        let metrics = scrape(&said);
+        assert!(
+            metrics.contains("tombolo_node_lent_bytes{") && !metrics.contains("Not described"),
+            "{metrics}"
+        );
     }
 }
 

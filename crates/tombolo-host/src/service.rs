@@ -1,0 +1,145 @@
+//! What the service manager hears that has started this process: sd_notify(3), over `NOTIFY_SOCKET`.
+//!
+//! Without a manager nothing is sent. What cannot be sent is left: the manager sees that nothing comes.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The manager's end, and how often it wants to hear that this process is alive.
+#[derive(Debug)]
+struct Manager {
+    socket: UnixDatagram,
+    watchdog: Option<Duration>,
+    begin: Instant,
+    /// Milliseconds from `begin` until it is to hear that again.
+    next_ms: AtomicU64,
+}
+
+static MANAGER: OnceLock<Option<Manager>> = OnceLock::new();
+
+impl Manager {
+    fn from_environment() -> Option<Self> {
+        let text = |name: &str| env::var(name).ok();
+        let watchdog = watchdog(text("WATCHDOG_USEC"), text("WATCHDOG_PID"), std::process::id());
+        Self::connect(&env::var_os("NOTIFY_SOCKET")?, watchdog).ok()
+    }
+
+    fn connect(place: &OsStr, watchdog: Option<Duration>) -> io::Result<Self> {
+        let address = match place.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+            _ => SocketAddr::from_pathname(place)?,
+        };
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        socket.connect_addr(&address)?;
+        Ok(Self { socket, watchdog, begin: Instant::now(), next_ms: AtomicU64::new(0) })
+    }
+
+    fn say(&self, text: &str) {
+        let _ = self.socket.send(text.as_bytes());
+    }
+
+    fn alive(&self) {
+        let Some(watchdog) = self.watchdog else { return };
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let now_ms = ms(self.begin.elapsed());
+        if now_ms >= self.next_ms.load(Ordering::Relaxed) {
+            // Twice as often as the manager wants it.
+            self.next_ms.store(now_ms.saturating_add(ms(watchdog / 2)), Ordering::Relaxed);
+            self.say("WATCHDOG=1");
+        }
+    }
+}
+
+/// The manager's interval, if it is for this process.
+fn watchdog(microseconds: Option<String>, process: Option<String>, own: u32) -> Option<Duration> {
+    if process.is_some_and(|process| process.parse() != Ok(own)) {
+        return None;
+    }
+    let microseconds = microseconds?.parse().ok().filter(|microseconds| *microseconds > 0)?;
+    Some(Duration::from_micros(microseconds))
+}
+
+fn manager() -> Option<&'static Manager> {
+    MANAGER.get_or_init(Manager::from_environment).as_ref()
+}
+
+/// The service does what it is for from now on.
+pub fn ready() {
+    if let Some(manager) = manager() {
+        manager.say("READY=1");
+    }
+}
+
+/// It is about to end.
+pub fn stopping() {
+    if let Some(manager) = manager() {
+        manager.say("STOPPING=1");
+    }
+}
+
+/// It is alive. To be called whenever something has been done that shows it; the manager hears it now and then.
+pub fn alive() {
+    if let Some(manager) = manager() {
+        manager.alive();
+    }
+}
+
+/// How often [`alive`] is to be called. `None`: nobody wants to know.
+pub fn watchdog_interval() -> Option<Duration> {
+    manager()?.watchdog.map(|watchdog| watchdog / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+
+    #[test]
+    fn a_manager_hears_by_a_path_and_by_a_name() {
+        let path = env::temp_dir().join(format!("tombolo-service-{}", std::process::id()));
+        let name = format!("tombolo-service-{}", std::process::id());
+        let by_path = UnixDatagram::bind(&path).unwrap();
+        let by_name =
+            UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        let abstract_place = OsString::from(format!("@{name}"));
+        for (place, socket) in [(path.as_os_str(), &by_path), (&*abstract_place, &by_name)] {
+            let manager = Manager::connect(place, Some(Duration::from_secs(3600))).unwrap();
+            manager.say("READY=1");
+            // Once in half an hour.
+            manager.alive();
+            manager.alive();
+            manager.say("STOPPING=1");
+            let mut heard = Vec::new();
+            socket.set_nonblocking(true).unwrap();
+            let mut buffer = [0; 64];
+            while let Ok(length) = socket.recv(&mut buffer) {
+                heard.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+            }
+            assert_eq!(heard, ["READY=1", "WATCHDOG=1", "STOPPING=1"]);
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(Manager::connect(path.as_os_str(), None).is_err());
+        assert!(Manager::connect(OsStr::new(""), None).is_err());
+    }
+
+    #[test]
+    fn a_watchdog_is_for_the_process_that_it_names() {
+        let of = |microseconds: &str, process: Option<&str>| {
+            watchdog(Some(microseconds.to_owned()), process.map(str::to_owned), 7)
+        };
+        assert_eq!(of("2000000", None), Some(Duration::from_secs(2)));
+        assert_eq!(of("2000000", Some("7")), Some(Duration::from_secs(2)));
+        assert_eq!(of("2000000", Some("8")), None);
+        assert_eq!([of("0", None), of("x", None), of("1", Some("x"))], [None; 3]);
+        assert_eq!(watchdog(None, None, 7), None);
+    }
+}
