@@ -92,7 +92,7 @@ pub fn alive() {
     }
 }
 
-/// How often [`alive`] is to be called. `None`: nobody wants to know.
+/// How often [`alive`] is to be called. `None`: the service manager has set no watchdog.
 pub fn watchdog_interval() -> Option<Duration> {
     manager()?.watchdog.map(|watchdog| watchdog / 4)
 }

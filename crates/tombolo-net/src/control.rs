@@ -39,7 +39,7 @@ pub const SEGMENT_BYTES_MAX: u32 = 65_536;
 /// ([`Scheduler::frame_waits`](nic::Scheduler::frame_waits)) waits as long for it. Each segment costs its sender, the owner and the
 /// receiver a wake-up, so shorter ones cost more processor time.
 const SEGMENT_NS_MAX: u64 = 2_000_000;
-/// The same with turns by frames, where no frame goes ahead.
+/// How long a segment may take a shaped uplink with turns by frames: no frame goes ahead there, so every port waits for it.
 const SEGMENT_NS_MAX_BY_FRAMES: u64 = 50_000;
 /// The shortest limit: two full frames.
 const SEGMENT_BYTES_MIN: u32 = 3000;
@@ -636,5 +636,22 @@ fn counters_of(counters: &nic::Counters) -> Counters {
         refused: refused.collect(),
         undelivered: counters.undelivered,
         overflowed: counters.overflowed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Segments are short where frames do not go ahead of them, and never shorter than two frames.
+    #[test]
+    fn segments_are_as_long_as_the_rate_and_the_turns_allow() {
+        let bytes = |turns, rate| {
+            segment_bytes(&Limits { turns, rate, wake_ns: 0, segment_bytes_max: 65_536, mtu: 1500 })
+        };
+        // 100 Mb/s, 500 Mb/s, 1 Mb/s.
+        let rates = [Some(12_500_000), Some(62_500_000), Some(125_000), None];
+        assert_eq!(rates.map(|rate| bytes(Turns::Bytes, rate)), [25_000, 65_536, 3000, 65_536]);
+        assert_eq!(rates.map(|rate| bytes(Turns::Frames, rate)), [3000, 3125, 3000, 65_536]);
     }
 }

@@ -36,7 +36,7 @@ impl Outcome {
     }
 }
 
-/// So much locked memory is enough for a supervisor.
+/// Below this limit of locked memory `doctor` advises a higher one.
 const LOCK_BYTES_ENOUGH: u64 = 256 << 20;
 
 #[derive(Debug, Serialize)]

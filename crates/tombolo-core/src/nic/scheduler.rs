@@ -213,11 +213,11 @@ impl Port {
 pub(super) const QUANTUM_BYTES: i64 = 1538;
 /// What a port may owe by frames that go ahead: two of the usual size, so a request, an answer, or what begins a connection.
 const AHEAD_BYTES: i64 = 2 * QUANTUM_BYTES;
-/// While the interface's bucket owes as much as it gets in this time (twice what one segment takes), no frame goes ahead...
+/// No frame goes ahead while the interface's bucket owes what its rate fills in this time, twice what one segment takes.
 const AHEAD_NS: u64 = 4_000_000;
-/// ...at fast interfaces while it owes two of the longest segments...
+/// At fast interfaces that debt is limited to two of the longest segments.
 const AHEAD_DEBT_MAX: u64 = 2 * 65_536;
-/// ...and at slow ones, where a segment is two frames, it may owe two of these more.
+/// At any rate the bucket may owe four full frames more: at slow interfaces one segment is two of them.
 const AHEAD_DEBT_MIN: u64 = 2 * AHEAD_BYTES.unsigned_abs();
 
 /// How late the driver comes back, of late: a bucket that saves up less loses what it could have sent meanwhile.
@@ -441,8 +441,8 @@ impl Scheduler {
     /// bucket. What goes ahead is owed like all else. A port pays by its turns, and at the rate of its part while it has no frames: its part is
     /// what is not guaranteed to anybody, by weight among all ports, also those that send nothing.
     ///
-    /// So a port that sends less than its part waits for no segment of others, and nobody gets more than its turns by this. What the
-    /// interface's bucket owes has a limit (`AHEAD_NS`).
+    /// So a port that sends less than its part waits for no segment of other ports, and no port sends more than its turns allow. The debt of
+    /// the interface's bucket has a limit (`AHEAD_NS`).
     pub fn frame_waits(&mut self, now_ns: u64, id: PortId, bytes: u64) {
         let was_idle = self.port(id).is_some_and(|port| !port.has_frames);
         self.has_frames(id);
@@ -460,7 +460,7 @@ impl Scheduler {
         }
     }
 
-    /// Bytes a second that are a port's part, whoever else sends. `None`: nobody goes ahead.
+    /// A port's part of the interface in bytes a second, counted as if all ports sent. `None`: frames do not go ahead at this interface.
     fn part(&self, id: PortId) -> Option<u64> {
         let uplink = self.uplink.as_ref().filter(|_| self.turns == Turns::Bytes)?;
         let weight = self.ports.get(usize::from(id.0))?.as_ref()?.share.weight.max(1);
@@ -480,10 +480,7 @@ impl Scheduler {
     fn next_ahead(&self) -> Option<(PortId, u64)> {
         let uplink = self.uplink.as_ref()?;
         let first = PortId(self.ahead.front()? as u16);
-        let id = match self.guaranteed() {
-            Some(id) => id,
-            None => first,
-        };
+        let id = self.guaranteed().unwrap_or(first);
         self.ports.get(usize::from(id.0))?.as_ref().filter(|port| port.is_ahead)?;
         let in_time = u128::from(uplink.rate) * u128::from(AHEAD_NS) / 1_000_000_000;
         let most = u64::try_from(in_time).unwrap_or(u64::MAX).min(AHEAD_DEBT_MAX) + AHEAD_DEBT_MIN;
@@ -691,7 +688,7 @@ fn first_due(by_time: &BTreeSet<(u64, PortId)>, now_ns: u64) -> Option<PortId> {
 mod tests {
     use super::*;
 
-    /// A port's part is of what nobody has guaranteed, by the weights of those that are there.
+    /// Ports share by weight what is left of the rate after all guarantees; a removed port counts no more.
     #[test]
     fn a_part_is_of_what_is_not_guaranteed() {
         let mut scheduler = Scheduler::new(Turns::Bytes, 0, 65_536);

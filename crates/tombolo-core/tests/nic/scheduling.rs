@@ -252,8 +252,8 @@ fn a_quiet_port_is_read_within_a_frame_of_each_other() {
     assert!(jain(ports.iter().take(3).map(|port| port.sent.bytes as f64)) > 0.999);
 }
 
-/// Whose frames are known does not even wait for the segment that is being sent, nor for the interface's bucket; nobody else loses
-/// by it, and a port that asks for more than its part has no more of it.
+/// A port that sends less than its part waits neither for the segments of others nor for the interface's bucket. Greedy ports keep
+/// equal shares beside it.
 #[test]
 fn who_asks_little_goes_ahead_of_segments() {
     Seeds::from_environment(10).run("cargo test -p tombolo-core --test nic", |seed| {

@@ -39,7 +39,7 @@ fn faults() -> Need {
     };
     let commands = [
         format!("groupadd --system --force {GROUP}"),
-        "usermod -aG tombolo USER".to_owned(),
+        format!("usermod -aG {GROUP} USER"),
         format!(
             "echo 'KERNEL==\"userfaultfd\", GROUP=\"{GROUP}\", MODE=\"0660\"' > /etc/udev/rules.d/60-tombolo.rules"
         ),

@@ -9,7 +9,7 @@ pub enum Kind {
     Gauge,
     /// How often something has happened, or how much has come together.
     Counter,
-    /// Microseconds or nanoseconds, as a gauge of seconds: so many make one.
+    /// A gauge in seconds, of a counter in parts of a second; the number of parts.
     Seconds(u32),
 }
 
