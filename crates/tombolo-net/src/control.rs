@@ -6,9 +6,7 @@ use std::ops::Bound;
 
 use tombolo_core::nic::connection::Rank;
 use tombolo_core::nic::registers::MacState;
-use tombolo_core::nic::{
-    self, Coalescing, Limits, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns,
-};
+use tombolo_core::nic::{self, Coalescing, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
 use tombolo_host::net::BUFFER_BYTES as SOCKET_BYTES;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::PeerIdentity;
@@ -35,14 +33,6 @@ const TEXT_BYTES_MAX: usize = 256;
 const LIST_MAX: usize = 64;
 /// The longest segment that a port sends where nothing is slow.
 pub const SEGMENT_BYTES_MAX: u32 = 65_536;
-/// How long a segment may take a shaped uplink, with turns by bytes. A port whose frames do not go ahead of the bucket
-/// ([`Scheduler::frame_waits`](nic::Scheduler::frame_waits)) waits as long for it. Each segment costs its sender, the owner and the
-/// receiver a wake-up, so shorter ones cost more processor time.
-const SEGMENT_NS_MAX: u64 = 2_000_000;
-/// How long a segment may take a shaped uplink with turns by frames: no frame goes ahead there, so every port waits for it.
-const SEGMENT_NS_MAX_BY_FRAMES: u64 = 50_000;
-/// The shortest limit: two full frames.
-const SEGMENT_BYTES_MIN: u32 = 3000;
 /// The largest MTU.
 const MTU_MAX: u32 = 9000;
 /// The smallest one, by which IPv4 works (RFC 791).
@@ -117,6 +107,8 @@ pub struct Control {
     coalescing: Coalescing,
     /// The file that says what ports have, and who attaches them.
     allowances: Option<Listed>,
+    /// More is guaranteed to ports than the uplink has: that was said.
+    is_overbooked: bool,
     /// Why it could not be read the last time.
     file_trouble: Option<String>,
     /// By these it gives hardware addresses.
@@ -190,17 +182,6 @@ pub(crate) fn config_of(port: &Port) -> Result<PortConfig, String> {
     Ok(PortConfig { rules, share, mtu: port.mtu })
 }
 
-/// Bytes of the longest segment that ports are told to send.
-fn segment_bytes(limits: &Limits) -> u32 {
-    let Some(rate) = limits.rate else { return SEGMENT_BYTES_MAX };
-    let longest_ns = match limits.turns {
-        Turns::Bytes => SEGMENT_NS_MAX,
-        Turns::Frames => SEGMENT_NS_MAX_BY_FRAMES,
-    };
-    let bytes = u128::from(rate) * u128::from(longest_ns) / 1_000_000_000;
-    u32::try_from(bytes).unwrap_or(u32::MAX).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
-}
-
 impl Control {
     /// An owner without ports.
     pub fn new(
@@ -222,6 +203,7 @@ impl Control {
             changed: Vec::new(),
             coalescing,
             allowances,
+            is_overbooked: false,
             file_trouble: None,
             keys,
             refusals: Refusals::default(),
@@ -280,8 +262,26 @@ impl Control {
 
     fn attached(&self, mac: String) -> Result<Answer, String> {
         let limits = self.call(|worker| *worker.exchange.limits())?;
-        let (has_carrier, segment_bytes_max) = (self.has_carrier, segment_bytes(&limits));
+        let segment_bytes_max = u32::try_from(limits.segment_bytes()).unwrap_or(SEGMENT_BYTES_MAX);
+        let has_carrier = self.has_carrier;
         Ok(Answer::Attached { has_carrier, segment_bytes_max, mtu: limits.mtu, mac })
+    }
+
+    /// Says once when more is guaranteed to ports than the uplink has.
+    fn check_guarantees(&mut self) {
+        let Ok(Some(rate)) = self.call(|worker| worker.exchange.limits().rate) else {
+            self.is_overbooked = false;
+            return;
+        };
+        let bits = |attached: &Attached| u128::from(attached.port.guaranteed_bits);
+        let (guaranteed, has) = (self.ports.values().map(bits).sum::<u128>(), u128::from(rate) * 8);
+        let was_overbooked = std::mem::replace(&mut self.is_overbooked, guaranteed > has);
+        if self.is_overbooked && !was_overbooked {
+            tracing::warn!(
+                "ports have guarantees of {guaranteed} bits a second together, and the uplink sends {has}: while they \
+                 use them, each gets less than its guarantee, and other ports get nothing"
+            );
+        }
     }
 
     /// Does something in the thread that moves frames.
@@ -408,6 +408,7 @@ impl Control {
         tracing::info!(port = port.name, mac = port.mac, process, node, "port attached");
         let mac = port.mac.clone();
         self.ports.insert(port.name.clone(), Attached { port, id, peer, node, way, connection });
+        self.check_guarantees();
         self.attached(mac)
     }
 
@@ -419,6 +420,7 @@ impl Control {
             tracing::info!(port = name, "port gone");
             let _ = self.call(move |worker| worker.remove(attached.id));
             self.worker.forget_gone(attached.id);
+            self.check_guarantees();
         }
     }
 
@@ -606,6 +608,7 @@ impl Control {
                 self.changed.push((attached.connection, changes));
             }
         }
+        self.check_guarantees();
         Ok(Answer::Done)
     }
 
@@ -617,6 +620,7 @@ impl Control {
                 worker.exchange.shape(now_ns, rate);
             })?;
             self.has_news = true;
+            self.check_guarantees();
         }
         Ok(Answer::Done)
     }
@@ -636,22 +640,5 @@ fn counters_of(counters: &nic::Counters) -> Counters {
         refused: refused.collect(),
         undelivered: counters.undelivered,
         overflowed: counters.overflowed,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Segments are short where frames do not go ahead of them, and never shorter than two frames.
-    #[test]
-    fn segments_are_as_long_as_the_rate_and_the_turns_allow() {
-        let bytes = |turns, rate| {
-            segment_bytes(&Limits { turns, rate, wake_ns: 0, segment_bytes_max: 65_536, mtu: 1500 })
-        };
-        // 100 Mb/s, 500 Mb/s, 1 Mb/s.
-        let rates = [Some(12_500_000), Some(62_500_000), Some(125_000), None];
-        assert_eq!(rates.map(|rate| bytes(Turns::Bytes, rate)), [25_000, 65_536, 3000, 65_536]);
-        assert_eq!(rates.map(|rate| bytes(Turns::Frames, rate)), [3000, 3125, 3000, 65_536]);
     }
 }

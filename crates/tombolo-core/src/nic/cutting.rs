@@ -2,7 +2,7 @@
 //!
 //! A port could otherwise have a kernel write a "checksum" over an address after the switch has read it. So only the
 //! checksum of the frame's own TCP or UDP is left to the kernel; [`settle`] writes any other before the switch reads the frame. Segments in
-//! a tunnel (VXLAN, Geneve, IP in IP, GRE), and those that are to become frames of a few bytes, are cut by a [`Cut`]: each
+//! a tunnel (VXLAN, Geneve, IP in IP, GRE), and those that are to become very many frames, or frames of a few bytes, are cut by a [`Cut`]: each
 //! piece is an ordinary frame from then on. Left out, and refused: GRE with checksums or sequence numbers, UDP tunnels over IPv4 with options or over
 //! IPv6 with extension headers, and tunnels in tunnels.
 
@@ -13,6 +13,9 @@ use super::offload::{
     Transport, UDP, network, transport,
 };
 
+/// Frames of one segment: those of 64 KiB where a frame has 536 bytes of payload, the least that every host must take (RFC 9293, §3.7.1). More
+/// frames would have many more bytes on the wire than the segment has, and the wire would be one port's for as long.
+const FRAMES_MAX: usize = 124;
 const SCTP: u8 = 132;
 const IPV4_IN_IP: u8 = 4;
 const IPV6_IN_IP: u8 = 41;
@@ -34,7 +37,8 @@ pub fn settle(header: &mut OffloadHeader, frame: &mut [u8]) -> Result<Option<Cut
     let own = transport(frame, network_at, ethertype);
     if asked.kind != GSO_NONE {
         let is_its = own.is_some_and(|own| own.at == asked.start && Some(own.protocol) == asked.protocol());
-        return if is_its && asked.segment_bytes >= SEGMENT_BYTES_MIN {
+        let frames = frame.len().div_ceil(asked.segment_bytes.max(1));
+        return if is_its && asked.segment_bytes >= SEGMENT_BYTES_MIN && frames <= FRAMES_MAX {
             Ok(None)
         } else {
             Cut::new(&asked, frame).map(Some).ok_or(BadOffload::Lies)

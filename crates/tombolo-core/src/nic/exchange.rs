@@ -56,6 +56,27 @@ pub struct Limits {
     pub mtu: u32,
 }
 
+/// What one segment of a port may take of a shaped uplink, if shares are of bytes: each wakes its sender, this process and the receiver, so
+/// that shorter ones cost more processor time.
+const SEGMENT_NS_MAX: u64 = 2_000_000;
+/// If shares are of frames, no frame goes ahead of segments, and these are short.
+const SEGMENT_NS_MAX_BY_FRAMES: u64 = 50_000;
+/// Two full frames.
+const SEGMENT_BYTES_MIN: u64 = 3000;
+
+impl Limits {
+    /// Bytes of the longest segment that ports are told to send.
+    pub fn segment_bytes(&self) -> u64 {
+        let Some(rate) = self.rate else { return self.segment_bytes_max };
+        let longest_ns = match self.turns {
+            Turns::Bytes => SEGMENT_NS_MAX,
+            Turns::Frames => SEGMENT_NS_MAX_BY_FRAMES,
+        };
+        let bytes = u128::from(rate) * u128::from(longest_ns) / 1_000_000_000;
+        u64::try_from(bytes).unwrap_or(u64::MAX).max(SEGMENT_BYTES_MIN).min(self.segment_bytes_max)
+    }
+}
+
 /// What the driver does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -138,7 +159,7 @@ impl Exchange {
     pub fn new(mode: Mode, limits: Limits) -> Self {
         let scheduler = || Scheduler::new(limits.turns, limits.wake_ns, limits.segment_bytes_max);
         let mut uplink = scheduler();
-        uplink.shape(0, limits.rate);
+        uplink.shape(0, limits.rate, limits.segment_bytes());
         Self {
             switch: Switch::new(mode),
             limits,
@@ -168,7 +189,7 @@ impl Exchange {
     /// Shapes the uplink otherwise: bytes a second.
     pub fn shape(&mut self, now_ns: u64, rate: Option<u64>) {
         self.limits.rate = rate;
-        self.uplink.shape(now_ns, rate);
+        self.uplink.shape(now_ns, rate, self.limits.segment_bytes());
     }
 
     /// The most bytes behind the Ethernet header of a frame from the uplink.
@@ -403,6 +424,10 @@ impl Exchange {
         self.uplink.charge(now_ns, id, Sent { frames: wire.frames, bytes: wire.bytes });
         // It may have more: it is read before its turn at the uplink is over.
         self.has_frames(id);
+        // One that may not be read now has no turn there, and no guarantee that others wait for.
+        if !self.reads.may_read(now_ns, id) {
+            self.uplink.pause(id);
+        }
     }
 
     /// A frame from outside: `targets` says which ports get it.
@@ -525,5 +550,22 @@ impl Exchange {
             }
         }
         Step::Idle
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Segments are short where frames do not go ahead of them, and never shorter than two frames.
+    #[test]
+    fn segments_are_as_long_as_the_rate_and_the_turns_allow() {
+        let bytes = |turns, rate| {
+            Limits { turns, rate, wake_ns: 0, segment_bytes_max: 65_536, mtu: 1500 }.segment_bytes()
+        };
+        // 100 Mb/s, 500 Mb/s, 1 Mb/s.
+        let rates = [Some(12_500_000), Some(62_500_000), Some(125_000), None];
+        assert_eq!(rates.map(|rate| bytes(Turns::Bytes, rate)), [25_000, 65_536, 3000, 65_536]);
+        assert_eq!(rates.map(|rate| bytes(Turns::Frames, rate)), [3000, 3125, 3000, 65_536]);
     }
 }

@@ -15,7 +15,7 @@
 //!
 //! **Ahead.** Where the interface is shaped and turns are by byte, a port that sends less than its part does not wait for the segments
 //! of others: its short frames are sent while the interface's bucket is empty. The bucket goes further below zero by that, so all others
-//! wait longer ([`Scheduler::frame_waits`]). A port whose guarantee is not used up comes before these frames.
+//! wait longer ([`Scheduler::frame_waits`]). Ports whose guarantees are not used up come before these frames.
 //!
 //! ```text
 //!            has frames                     credit > 0, under its cap: read it
@@ -24,7 +24,7 @@
 //!     └──── was empty ────────┴──┴────────────────────────────────────────────────────────┘
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use crate::list::{Chain, List};
@@ -110,6 +110,10 @@ impl Bucket {
         self.tokens > 0
     }
 
+    fn holds(&self, bytes: u64) -> bool {
+        self.tokens >= i128::from(bytes) * BILLION
+    }
+
     fn take(&mut self, bytes: u64) {
         self.tokens -= i128::from(bytes) * BILLION;
     }
@@ -163,16 +167,31 @@ struct Port {
     share: Share,
     /// Frames or bytes that it may send in this round; below zero: what it owes.
     credit: i64,
+    /// What its idle time has paid of that. Only what exceeds one turn counts in the round: there ports that owe pay at once what one of them
+    /// sends in a turn, and who is idle now and then would be paid twice.
+    prepaid: i64,
     has_frames: bool,
     place: Place,
     claim: Claim,
     cap: Option<Bucket>,
     guarantee: Option<Bucket>,
-    /// Until when its idle time has been counted.
-    counted_ns: u64,
-    /// Whether it is in [`Scheduler::ahead`].
-    is_ahead: bool,
+    /// What it may send ahead: grows at the rate of its part, up to [`AHEAD_BYTES`], and falls by all that it sends beyond its guarantee.
+    allowance: Bucket,
+    /// How long the frame is that waits, where that is known.
+    frame_bytes: Option<u64>,
+    ahead: Ahead,
     sent: Sent,
+}
+
+/// Whether a port's waiting frame goes ahead of the interface's bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Ahead {
+    #[default]
+    No,
+    /// Its allowance is enough, and it is in [`Scheduler::ahead`].
+    Yes,
+    /// It has not had its guarantee, and is in [`Scheduler::entitled_ahead`].
+    Entitled,
 }
 
 impl Port {
@@ -189,6 +208,27 @@ impl Port {
             _ => Claim::Out,
         };
         (place, claim)
+    }
+
+    /// Its allowance grows by what has come since at the rate of its part. If it had no frames, that time pays what it owes, too; one turn can
+    /// take `most`.
+    fn fill_allowance(&mut self, now_ns: u64, part: u64, most: i64) {
+        let passed_ns = now_ns.saturating_sub(self.allowance.at_ns);
+        self.allowance.rate = part;
+        self.allowance.fill(now_ns);
+        if !self.has_frames {
+            let unused = u128::from(part) * u128::from(passed_ns) / 1_000_000_000;
+            let unused = i64::try_from(unused).unwrap_or(i64::MAX);
+            let paid = self.prepaid.saturating_add(unused).min(self.credit.min(0).saturating_neg());
+            self.prepaid = paid.min(most);
+            self.pay(paid - self.prepaid);
+        }
+    }
+
+    /// Pays what it owes, or adds to what it may send.
+    fn pay(&mut self, units: i64) {
+        self.credit = self.credit.saturating_add(units);
+        self.prepaid = self.prepaid.min(self.credit.min(0).saturating_neg());
     }
 
     fn owe(&mut self, turns: Turns, sent: Sent) {
@@ -211,14 +251,14 @@ impl Port {
 /// Credit of a round for weight 1: a frame of the usual size, so that a port waits for as few frames of the others as
 /// possible.
 pub(super) const QUANTUM_BYTES: i64 = 1538;
-/// What a port may owe by frames that go ahead: two of the usual size, so a request, an answer, or what begins a connection.
-const AHEAD_BYTES: i64 = 2 * QUANTUM_BYTES;
+/// The most that a port sends ahead at once: two frames of the usual size, so a request, an answer, or what begins a connection.
+const AHEAD_BYTES: u64 = 2 * QUANTUM_BYTES.unsigned_abs();
 /// No frame goes ahead while the interface's bucket owes what its rate fills in this time, twice what one segment takes.
 const AHEAD_NS: u64 = 4_000_000;
 /// At fast interfaces that debt is limited to two of the longest segments.
 const AHEAD_DEBT_MAX: u64 = 2 * 65_536;
 /// At any rate the bucket may owe four full frames more: at slow interfaces one segment is two of them.
-const AHEAD_DEBT_MIN: u64 = 2 * AHEAD_BYTES.unsigned_abs();
+const AHEAD_DEBT_MIN: u64 = 2 * AHEAD_BYTES;
 
 /// How late the driver comes back, of late: a bucket that saves up less loses what it could have sent meanwhile.
 #[derive(Debug)]
@@ -265,6 +305,11 @@ pub struct Scheduler {
     /// Ports whose waiting frame may go ahead, in the order in which these came.
     ahead: List,
     ahead_links: Chain,
+    /// Those of [`Self::entitled`] whose waiting frame may go ahead.
+    entitled_ahead: BTreeSet<PortId>,
+    /// Ports that were removed, by their numbers. Who comes next under a number takes over what is owed, and the state of equal buckets:
+    /// to detach and attach again gives nothing.
+    gone: BTreeMap<PortId, Port>,
     /// The sum of all ports' weights.
     weights: u64,
     /// The sum of what is guaranteed to all ports.
@@ -296,6 +341,8 @@ impl Scheduler {
             refilling: BTreeSet::new(),
             ahead: List::default(),
             ahead_links: Chain::default(),
+            entitled_ahead: BTreeSet::new(),
+            gone: BTreeMap::new(),
             weights: 0,
             guaranteed: 0,
             uplink: None,
@@ -310,16 +357,31 @@ impl Scheduler {
         Bucket::new(rate, burst(rate, self.lateness.now_ns, self.most_at_once), now_ns)
     }
 
-    /// Bytes a second of the interface, on the wire; `None`: as much as it takes.
-    pub fn shape(&mut self, now_ns: u64, rate: Option<u64>) {
+    /// Bytes a second of the interface, on the wire; `None`: as much as it takes. `most_at_once`: bytes of the longest segment from now on.
+    pub fn shape(&mut self, now_ns: u64, rate: Option<u64>, most_at_once: u64) {
+        self.most_at_once = most_at_once;
         self.uplink = rate.map(|rate| self.bucket(rate, now_ns));
+    }
+
+    /// What the interface may owe before no frame goes ahead.
+    fn ahead_debt(&self) -> u64 {
+        let rate =
+            self.uplink.as_ref().filter(|_| self.turns == Turns::Bytes).map_or(0, |uplink| uplink.rate);
+        let in_time = u128::from(rate) * u128::from(AHEAD_NS) / 1_000_000_000;
+        u64::try_from(in_time).unwrap_or(u64::MAX).min(AHEAD_DEBT_MAX) + AHEAD_DEBT_MIN
     }
 
     /// Adds a port, or changes its share. It keeps what it owes.
     pub fn set(&mut self, now_ns: u64, id: PortId, share: Share) {
         let turns = self.turns;
-        let cap = share.most.map(|rate| self.bucket(rate, now_ns));
-        let guarantee = (share.guaranteed > 0).then(|| self.bucket(share.guaranteed, now_ns));
+        let before = self.gone.remove(&id);
+        let known = self.ports.get(usize::from(id.0)).and_then(Option::as_ref).or(before.as_ref());
+        let of_rate = |rate: u64, before: Option<Bucket>| {
+            before.filter(|before| before.rate == rate).unwrap_or_else(|| self.bucket(rate, now_ns))
+        };
+        let cap = share.most.map(|rate| of_rate(rate, known.and_then(|known| known.cap)));
+        let guaranteed = Some(share.guaranteed).filter(|rate| *rate > 0);
+        let guarantee = guaranteed.map(|rate| of_rate(rate, known.and_then(|known| known.guarantee)));
         let index = usize::from(id.0);
         if self.ports.len() <= index {
             self.ports.resize_with(index + 1, || None);
@@ -331,22 +393,26 @@ impl Scheduler {
         self.guaranteed += u128::from(share.guaranteed);
         let Some(place) = self.ports.get_mut(index) else { return };
         match place {
-            Some(port) => (port.share, port.cap, port.guarantee) = (share, cap, guarantee),
+            Some(port) => {
+                (port.share, port.cap, port.guarantee) = (share, cap, guarantee);
+                // What its turn has left may be that of a greater weight.
+                port.credit = port.credit.min(port.quantum(turns));
+            }
             None => {
+                // One that comes again and again gets nothing ahead by that.
+                let allowance = Bucket { rate: 0, burst: AHEAD_BYTES, tokens: 0, at_ns: now_ns };
                 *place = Some(Port {
                     share,
-                    // One that comes again and again gets nothing ahead by that.
-                    credit: match turns {
-                        Turns::Frames => 0,
-                        Turns::Bytes => -AHEAD_BYTES,
-                    },
+                    credit: before.as_ref().map_or(0, |before| before.credit.min(0)),
+                    prepaid: before.as_ref().map_or(0, |before| before.prepaid),
                     has_frames: false,
                     place: Place::Out,
                     claim: Claim::Out,
                     cap,
                     guarantee,
-                    counted_ns: now_ns,
-                    is_ahead: false,
+                    allowance: before.map_or(allowance, |before| before.allowance),
+                    frame_bytes: None,
+                    ahead: Ahead::No,
                     sent: Sent::default(),
                 });
             }
@@ -365,8 +431,8 @@ impl Scheduler {
     pub fn remove(&mut self, id: PortId) {
         self.pause(id);
         self.forget_share(id);
-        if let Some(port) = self.ports.get_mut(usize::from(id.0)) {
-            *port = None;
+        if let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::take) {
+            self.gone.insert(id, port);
         }
     }
 
@@ -380,9 +446,6 @@ impl Scheduler {
         let (place, claim) = port.settled();
         let (was_place, was_claim) = (port.place, port.claim);
         (port.place, port.claim) = (place, claim);
-        if place != Place::Round {
-            self.leave_ahead(id);
-        }
         if place != was_place {
             let entry = u32::from(id.0);
             match was_place {
@@ -414,15 +477,48 @@ impl Scheduler {
                 Claim::Refilling(at_ns) => drop(self.refilling.insert((at_ns, id))),
             }
         }
+        self.settle_ahead(id);
+    }
+
+    /// Puts a port among those whose frame goes ahead, or takes it from there.
+    fn settle_ahead(&mut self, id: PortId) {
+        let is_shaped = self.uplink.is_some() && self.turns == Turns::Bytes;
+        let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) else { return };
+        let bytes = port.frame_bytes.filter(|_| is_shaped && port.place == Place::Round);
+        let ahead = match bytes {
+            // What is guaranteed is paid for.
+            Some(bytes) if bytes <= AHEAD_BYTES && port.claim == Claim::Entitled => Ahead::Entitled,
+            // Those that came first stay first.
+            Some(_) if port.ahead == Ahead::Yes => Ahead::Yes,
+            Some(bytes) if port.allowance.holds(bytes) => Ahead::Yes,
+            _ => Ahead::No,
+        };
+        let was_ahead = std::mem::replace(&mut port.ahead, ahead);
+        if ahead == was_ahead {
+            return;
+        }
+        match was_ahead {
+            Ahead::No => {}
+            Ahead::Yes => self.ahead.remove(&mut self.ahead_links, u32::from(id.0)),
+            Ahead::Entitled => drop(self.entitled_ahead.remove(&id)),
+        }
+        match ahead {
+            Ahead::No => {}
+            Ahead::Yes => self.ahead.push_back(&mut self.ahead_links, u32::from(id.0)),
+            Ahead::Entitled => drop(self.entitled_ahead.insert(id)),
+        }
     }
 
     /// Fills the buckets of a port, and moves it to where it belongs.
     fn fill(&mut self, now_ns: u64, id: PortId) {
         let (lateness_ns, most_at_once) = (self.lateness.now_ns, self.most_at_once);
+        // While the interface pays what went ahead, no guarantee is lost.
+        let debt = if self.uplink.is_some() { self.ahead_debt() } else { 0 };
         self.looks += 1;
         let Some(port) = self.port(id) else { return };
-        for bucket in [&mut port.cap, &mut port.guarantee].into_iter().flatten() {
-            bucket.burst = burst(bucket.rate, lateness_ns, most_at_once);
+        for (bucket, besides) in [(&mut port.cap, 0), (&mut port.guarantee, debt)] {
+            let Some(bucket) = bucket else { continue };
+            bucket.burst = burst(bucket.rate, lateness_ns, most_at_once).saturating_add(besides);
             bucket.fill(now_ns);
         }
         self.settle(id);
@@ -437,26 +533,28 @@ impl Scheduler {
         }
     }
 
-    /// A port has a frame of `bytes` on the wire. If the port owes less than two frames, this one goes ahead of the interface's
-    /// bucket. What goes ahead is owed like all else. A port pays by its turns, and at the rate of its part while it has no frames: its part is
-    /// what is not guaranteed to anybody, by weight among all ports, also those that send nothing.
+    /// A port has a frame of `bytes` on the wire. It goes ahead of the interface's bucket if the port's allowance holds as much, or if it has
+    /// two full frames at most and the port has not had its guarantee.
     ///
-    /// So a port that sends less than its part waits for no segment of other ports, and no port sends more than its turns allow. The debt of
-    /// the interface's bucket has a limit (`AHEAD_NS`).
+    /// The allowance is two full frames. It grows at the rate of the port's part, which is what is not guaranteed to anybody, by weight among
+    /// all ports, also those that send nothing. So a port that sends less than its part waits for no segment of other ports. What goes ahead
+    /// is owed like all else and paid for by turns, so no port has more of the interface than by its turns. Frames go ahead until the
+    /// interface's bucket owes what `AHEAD_NS` says.
     pub fn frame_waits(&mut self, now_ns: u64, id: PortId, bytes: u64) {
-        let was_idle = self.port(id).is_some_and(|port| !port.has_frames);
-        self.has_frames(id);
-        let Some(rate) = self.part(id) else { return };
-        let Some(port) = self.port(id) else { return };
-        let idle_ns = now_ns.saturating_sub(port.counted_ns);
-        port.counted_ns = now_ns;
-        if was_idle && port.credit < 0 {
-            let unused = u128::from(rate) * u128::from(idle_ns) / 1_000_000_000;
-            port.credit = port.credit.saturating_add(i64::try_from(unused).unwrap_or(i64::MAX)).min(0);
+        self.fill_allowance(now_ns, id);
+        if let Some(port) = self.port(id) {
+            port.has_frames = true;
+            port.frame_bytes = Some(bytes);
         }
-        let owed = i64::try_from(bytes).unwrap_or(i64::MAX).saturating_sub(port.credit);
-        if owed <= AHEAD_BYTES && port.place == Place::Round && !std::mem::replace(&mut port.is_ahead, true) {
-            self.ahead.push_back(&mut self.ahead_links, u32::from(id.0));
+        // It may have its guarantee again.
+        self.fill(now_ns, id);
+    }
+
+    fn fill_allowance(&mut self, now_ns: u64, id: PortId) {
+        let part = self.part(id).unwrap_or(0);
+        let most = i64::try_from(self.most_at_once).unwrap_or(i64::MAX);
+        if let Some(port) = self.port(id) {
+            port.fill_allowance(now_ns, part, most);
         }
     }
 
@@ -468,23 +566,24 @@ impl Scheduler {
         u64::try_from(rest * u128::from(weight) / u128::from(self.weights.max(1))).ok()
     }
 
-    /// Takes a port off the list of those that go ahead.
-    fn leave_ahead(&mut self, id: PortId) {
-        if self.port(id).is_some_and(|port| std::mem::take(&mut port.is_ahead)) {
-            self.ahead.remove(&mut self.ahead_links, u32::from(id.0));
+    /// The frame of a port does not wait any more.
+    fn forget_frame(&mut self, id: PortId) {
+        if let Some(port) = self.port(id) {
+            port.frame_bytes = None;
         }
+        self.settle_ahead(id);
     }
 
-    /// The port whose frame goes ahead next, and from when on. `None`: there is none, or a port has not had its guarantee and its frame is too long
-    /// to go ahead.
+    /// The port whose frame goes ahead next, and from when on. `None`: there is none, or only frames of ports without a guarantee would,
+    /// and a port that has not had its guarantee waits for the bucket with a longer frame.
     fn next_ahead(&self) -> Option<(PortId, u64)> {
         let uplink = self.uplink.as_ref()?;
-        let first = PortId(self.ahead.front()? as u16);
-        let id = self.guaranteed().unwrap_or(first);
-        self.ports.get(usize::from(id.0))?.as_ref().filter(|port| port.is_ahead)?;
-        let in_time = u128::from(uplink.rate) * u128::from(AHEAD_NS) / 1_000_000_000;
-        let most = u64::try_from(in_time).unwrap_or(u64::MAX).min(AHEAD_DEBT_MAX) + AHEAD_DEBT_MIN;
-        Some((id, uplink.owes_less_at(most)))
+        let id = match self.next_of(&self.entitled_ahead) {
+            Some(id) => id,
+            None if self.entitled.is_empty() => PortId(self.ahead.front()? as u16),
+            None => return None,
+        };
+        Some((id, uplink.owes_less_at(self.ahead_debt())))
     }
 
     /// A port that was to be read had nothing.
@@ -498,7 +597,7 @@ impl Scheduler {
 
     /// A port is not to be read until [`Scheduler::has_frames`]; it keeps its credit.
     pub fn pause(&mut self, id: PortId) {
-        self.leave_ahead(id);
+        self.forget_frame(id);
         if let Some(port) = self.port(id)
             && std::mem::take(&mut port.has_frames)
         {
@@ -528,10 +627,11 @@ impl Scheduler {
             uplink.fill(now_ns);
             uplink.take(sent.bytes);
         }
-        self.leave_ahead(id);
+        self.forget_frame(id);
         self.fill(now_ns, id);
+        self.fill_allowance(now_ns, id);
+        let most = i128::from(self.most_at_once) * BILLION;
         let Some(port) = self.port(id) else { return };
-        port.counted_ns = now_ns;
         port.sent.frames += sent.frames;
         port.sent.bytes += sent.bytes;
         if let Some(cap) = &mut port.cap {
@@ -540,7 +640,12 @@ impl Scheduler {
         match &mut port.guarantee {
             // What is guaranteed counts for nothing else.
             Some(guarantee) if guarantee.has() => guarantee.take(sent.bytes),
-            _ => port.owe(turns, sent),
+            _ => {
+                port.owe(turns, sent);
+                port.allowance.take(sent.bytes);
+                // However much it has sent, it is soon one that asks little.
+                port.allowance.tokens = port.allowance.tokens.max(-most);
+            }
         }
         self.settle(id);
     }
@@ -598,7 +703,7 @@ impl Scheduler {
             uplink.fill(now_ns);
             wait_until = (!uplink.has()).then(|| uplink.ready_at());
         }
-        if let Some(at_ns) = wait_until.filter(|_| self.ahead.is_empty()) {
+        if let Some(at_ns) = wait_until.filter(|_| self.ahead.is_empty() && self.entitled_ahead.is_empty()) {
             return Next::Wait(at_ns);
         }
         while let Some(id) = first_due(&self.capped, now_ns).or_else(|| first_due(&self.refilling, now_ns)) {
@@ -632,9 +737,14 @@ impl Scheduler {
 
     /// A port that has not had what is guaranteed to it: the next by number, so that each has its turn.
     fn guaranteed(&self) -> Option<PortId> {
+        self.next_of(&self.entitled)
+    }
+
+    /// Of those with a guarantee, the one behind that which was read last.
+    fn next_of(&self, ports: &BTreeSet<PortId>) -> Option<PortId> {
         let behind = self.last_guaranteed.map(|last| (Bound::Excluded(last), Bound::Unbounded));
-        let behind = behind.and_then(|behind| self.entitled.range(behind).next());
-        behind.or_else(|| self.entitled.first()).copied()
+        let behind = behind.and_then(|behind| ports.range(behind).next());
+        behind.or_else(|| ports.first()).copied()
     }
 
     /// The port whose turn it is: the first of the round that has credit. Each that is passed over gets its quantum. What it owes are
@@ -650,7 +760,7 @@ impl Scheduler {
             if port.credit > 0 {
                 return Some(id);
             }
-            port.credit += port.quantum(turns);
+            port.pay(port.quantum(turns));
             self.round.remove(&mut self.round_links, entry);
             self.round.push_back(&mut self.round_links, entry);
             if passed == self.round_ports {
@@ -673,7 +783,7 @@ impl Scheduler {
         }
         for entry in self.round.iter(&self.round_links) {
             if let Some(port) = self.ports.get_mut(entry as usize).and_then(Option::as_mut) {
-                port.credit += least * port.quantum(turns);
+                port.pay(least * port.quantum(turns));
             }
         }
     }
@@ -695,7 +805,7 @@ mod tests {
         let (one, two) = (PortId(0), PortId(1));
         scheduler.set(0, one, Share::default());
         assert_eq!(scheduler.part(one), None, "the interface is not shaped");
-        scheduler.shape(0, Some(1000));
+        scheduler.shape(0, Some(1000), 65_536);
         scheduler.set(0, two, Share { weight: 3, guaranteed: 200, most: None });
         assert_eq!((scheduler.part(one), scheduler.part(two)), (Some(200), Some(600)));
         scheduler.set(0, two, Share { weight: 1, guaranteed: u64::MAX, most: None });

@@ -620,6 +620,52 @@ fn a_guarantee_keeps_nobody_out() {
     assert!((15.0..=25.0).contains(&(rest / outward[1] as f64)), "{outward:?}");
 }
 
+/// 100 Mb/s.
+const SLOW_RATE: u64 = 12_500_000;
+
+/// How many steps of 1 µs pass at most until a short frame of port 2 is sent, while the other ports send what `frame` says.
+fn longest_wait(flood: &mut Flood, frame: impl Fn(u16) -> Option<Sample>) -> u64 {
+    let mut longest = 0;
+    for _ in 0..50 {
+        flood.run(20_011, |id, _| if id == 2 { None } else { frame(id) });
+        let mut steps = 0;
+        while flood.run(1, |id, _| if id == 2 { sample(OUTSIDE, 60) } else { frame(id) })[2] == 0 {
+            steps += 1;
+            assert!(steps < 1_000_000, "it is not sent");
+        }
+        longest = longest.max(steps);
+    }
+    longest
+}
+
+/// A port that sends little waits for no segment of others at the shaped uplink.
+#[test]
+fn a_short_frame_goes_ahead_of_segments() {
+    let mut flood = Flood::new(Some(SLOW_RATE));
+    let segments = |_| sample(OUTSIDE, 25_000);
+    let steps = longest_wait(&mut flood, segments);
+    assert!(steps < 20, "{steps} steps");
+    // Nor does one that is guaranteed what the others are.
+    for id in 0..4 {
+        flood.set(id, Share { guaranteed: SLOW_RATE / 4, ..Share::default() });
+    }
+    let steps = longest_wait(&mut flood, segments);
+    assert!(steps < 20, "{steps} steps with guarantees");
+}
+
+/// A port with a guarantee that has reached its cap has no frame that others would wait for.
+#[test]
+fn a_guarantee_that_cannot_be_used_holds_up_no_frame() {
+    let mut flood = Flood::new(Some(SLOW_RATE));
+    flood.set(0, Share { guaranteed: SLOW_RATE / 2, most: Some(SLOW_RATE / 10), weight: 1 });
+    let steps = longest_wait(&mut flood, |id| match id {
+        0 => sample(OUTSIDE, 1514),
+        1 => sample(OUTSIDE, 25_000),
+        _ => None,
+    });
+    assert!(steps < 200, "{steps} steps");
+}
+
 /// Frames that are refused take turns, too, however short.
 #[test]
 fn a_flood_of_refused_frames_takes_no_more_than_its_turns() {

@@ -52,23 +52,61 @@ fn on_the_wire(bytes: u64) -> Sent {
     Sent { frames, bytes: bytes + frames * 38 }
 }
 
-/// What the interface saves up at most, as long as the driver is no later than it said.
-const BURST: u64 = RATE * WAKE_NS / S + MOST;
-/// What it may owe before a frame goes ahead.
-const DEBT: u64 = 2 * MOST + 4 * 1538;
+/// A shaped interface, and the longest segments of its ports.
+#[derive(Clone, Copy)]
+struct Interface {
+    rate: u64,
+    most: u64,
+}
+
+const FAST: Interface = Interface { rate: RATE, most: MOST };
+/// 100 Mb/s, with segments of 2 ms.
+const SLOW: Interface = Interface { rate: 12_500_000, most: 25_000 };
+/// 1 Mb/s, with segments of two frames.
+const SLOWEST: Interface = Interface { rate: 125_000, most: 3000 };
+
+impl Interface {
+    fn scheduler(self, turns: Turns) -> Scheduler {
+        let mut scheduler = Scheduler::new(turns, WAKE_NS, self.most);
+        scheduler.shape(0, Some(self.rate), self.most);
+        scheduler
+    }
+
+    /// What it saves up at most, as long as the driver is no later than it said.
+    fn burst(self) -> u64 {
+        self.rate * WAKE_NS / S + self.most
+    }
+
+    /// What it may owe before no frame goes ahead: 4 ms of its rate or two of the longest segments, and four frames.
+    fn debt(self) -> u64 {
+        (self.rate / 250).min(2 * 65_536) + 4 * 1538
+    }
+
+    /// How long so many bytes take.
+    fn ns_of(self, bytes: u64) -> u64 {
+        bytes * S / self.rate
+    }
+}
 
 /// Lets ports send for `for_ns`. Returns the time at the end.
-fn run(random: &mut Random, scheduler: &mut Scheduler, ports: &mut [Port], for_ns: u64) -> u64 {
+fn run(
+    interface: Interface,
+    random: &mut Random,
+    scheduler: &mut Scheduler,
+    ports: &mut [Port],
+    for_ns: u64,
+) -> u64 {
     for (id, port) in (0..).zip(&*ports) {
         scheduler.set(0, PortId(id), port.share);
     }
-    go_on(random, scheduler, ports, 0, for_ns)
+    go_on(interface, random, scheduler, ports, 0, for_ns)
 }
 
 /// Lets ports send until a time, and returns that at the end. The simulated driver oversleeps at random, unless a port has a frame
 /// meanwhile. The interface never sends more than its rate allows, what it saves up, what it may owe for frames that go ahead, and one
 /// segment.
 fn go_on(
+    interface: Interface,
     random: &mut Random,
     scheduler: &mut Scheduler,
     ports: &mut [Port],
@@ -89,7 +127,8 @@ fn go_on(
                 scheduler.frame_waits(now_ns, id, frame.bytes);
             }
         }
-        let allowed = RATE as f64 * now_ns as f64 / S as f64 + (BURST + DEBT + 2 * MOST) as f64;
+        let besides = interface.burst() + interface.debt() + 2 * interface.most;
+        let allowed = interface.rate as f64 * now_ns as f64 / S as f64 + besides as f64;
         assert!(total(ports) as f64 <= allowed, "{} of {allowed} at {now_ns}", total(ports));
         match scheduler.next(now_ns) {
             Next::Read(id) => {
@@ -155,8 +194,8 @@ fn greedy_ports_get_their_weights_whatever_their_frames_are() {
         };
         let mut ports: Vec<_> = (0..count).map(|_| greedy(&mut random)).collect();
         let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
-        scheduler.shape(0, Some(RATE));
-        let end_ns = run(&mut random, &mut scheduler, &mut ports, S / 2);
+        scheduler.shape(0, Some(RATE), MOST);
+        let end_ns = run(FAST, &mut random, &mut scheduler, &mut ports, S / 2);
         let shares = ports.iter().map(|port| port.sent.bytes as f64 / f64::from(port.share.weight));
         assert!(jain(shares.clone()) > 0.999, "{:?}", shares.collect::<Vec<_>>());
         let weights: u32 = ports.iter().map(|port| port.share.weight).sum();
@@ -179,8 +218,8 @@ fn by_frames_each_sends_as_many_frames() {
         let mut ports: Vec<_> =
             (0..4).map(|_| Port::greedy(Share::default(), some_sizes(&mut random))).collect();
         let mut scheduler = Scheduler::new(Turns::Frames, WAKE_NS, MOST);
-        scheduler.shape(0, Some(RATE));
-        run(&mut random, &mut scheduler, &mut ports, S / 2);
+        scheduler.shape(0, Some(RATE), MOST);
+        run(FAST, &mut random, &mut scheduler, &mut ports, S / 2);
         let frames = ports.iter().map(|port| port.sent.frames as f64);
         assert!(jain(frames.clone()) > 0.999, "{:?}", frames.collect::<Vec<_>>());
     });
@@ -196,8 +235,8 @@ fn what_is_guaranteed_is_had_and_caps_hold() {
             vec![Port::greedy(guaranteed, (1500, 1500)), Port::greedy(capped, some_sizes(&mut random))];
         ports.extend((0..6).map(|_| Port::greedy(Share::default(), some_sizes(&mut random))));
         let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
-        scheduler.shape(0, Some(RATE));
-        let end_ns = run(&mut random, &mut scheduler, &mut ports, S / 2);
+        scheduler.shape(0, Some(RATE), MOST);
+        let end_ns = run(FAST, &mut random, &mut scheduler, &mut ports, S / 2);
         let rate = |port: &Port| port.sent.bytes as f64 * S as f64 / end_ns as f64;
         // What it is to be is of the rate that is had: small frames take longer to read than to send.
         assert!(rate(&ports[0]) > 0.98 * RATE as f64 / 2.0, "{}", rate(&ports[0]));
@@ -214,7 +253,7 @@ fn what_a_late_driver_could_have_sent_is_made_up_for() {
         let mut random = Random::new(seed);
         let late_ns = 1_000_000 + random.below(5_000_000);
         let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
-        scheduler.shape(0, Some(RATE));
+        scheduler.shape(0, Some(RATE), MOST);
         scheduler.set(0, PortId(0), Share::default());
         let (mut now_ns, mut bytes) = (0, 0);
         while now_ns < 2 * S {
@@ -246,8 +285,8 @@ fn a_quiet_port_is_read_within_a_frame_of_each_other() {
     let quiet = Port { every_ns: 1_000_000, ..Port::greedy(Share::default(), (100, 100)) };
     ports.push(quiet);
     let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
-    scheduler.shape(0, Some(RATE));
-    run(&mut random, &mut scheduler, &mut ports, S);
+    scheduler.shape(0, Some(RATE), MOST);
+    run(FAST, &mut random, &mut scheduler, &mut ports, S);
     assert!(ports[3].sent.frames >= 998, "{} of 1000 frames", ports[3].sent.frames);
     assert!(jain(ports.iter().take(3).map(|port| port.sent.bytes as f64)) > 0.999);
 }
@@ -268,8 +307,8 @@ fn who_asks_little_goes_ahead_of_segments() {
         let quiet = Port { every_ns, ..read_before(Share::default(), (60, 1500)) };
         ports.extend((0..count).map(|_| Port { ready_ns: every_ns + random.below(every_ns), ..quiet }));
         let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
-        scheduler.shape(0, Some(RATE));
-        let end_ns = run(&mut random, &mut scheduler, &mut ports, S / 2);
+        scheduler.shape(0, Some(RATE), MOST);
+        let end_ns = run(FAST, &mut random, &mut scheduler, &mut ports, S / 2);
         // A step takes 200 ns; others of the quiet ones may come at the same time. A segment takes 270 µs.
         let waited_ns = ports[2 * count..].iter().map(|port| port.waited_ns).max().unwrap();
         assert!(waited_ns < 10_000, "{waited_ns} ns among {count}");
@@ -280,38 +319,42 @@ fn who_asks_little_goes_ahead_of_segments() {
     });
 }
 
-/// A thousand ports that all ask at once do not have the interface owe more than its limit.
+/// A thousand ports that all ask at once do not have the interface owe more than its limit, at any rate.
 #[test]
 fn what_goes_ahead_is_bounded() {
-    let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
-    scheduler.shape(0, Some(RATE));
     let frame = on_the_wire(1500);
-    for id in (0..1000).map(PortId) {
-        scheduler.set(0, id, Share::default());
-    }
-    // They have been there for a second, but for the last one, which has just come: no frame of it goes ahead.
-    scheduler.set(S, PortId(1000), Share::default());
-    for id in (0..=1000).rev().map(PortId) {
-        scheduler.frame_waits(S, id, frame.bytes);
-    }
-    let mut bytes = 0;
-    let at_ns = loop {
-        match scheduler.next(S) {
-            Next::Read(id) => {
-                assert_ne!(id, PortId(1000));
-                scheduler.charge(S, id, frame);
-                scheduler.was_empty(id);
-            }
-            Next::Wait(at_ns) => break at_ns,
-            Next::Idle => panic!("ports have frames"),
+    for interface in [SLOWEST, SLOW, FAST] {
+        let mut scheduler = interface.scheduler(Turns::Bytes);
+        for id in (0..1000).map(PortId) {
+            scheduler.set(0, id, Share::default());
         }
-        bytes += frame.bytes;
-    };
-    assert!((BURST + DEBT..=BURST + DEBT + frame.bytes).contains(&bytes), "{bytes}");
-    // As soon as it owes less, the next one goes.
-    assert!((S..S + frame.bytes * S / RATE + 2).contains(&at_ns), "{at_ns}");
-    assert_eq!(scheduler.next(at_ns - 1), Next::Wait(at_ns));
-    assert!(matches!(scheduler.next(at_ns), Next::Read(_)));
+        // They have been there for a long time, but for the last one, which has just come: no frame of it goes ahead.
+        let now_ns = 100 * S;
+        scheduler.set(now_ns, PortId(1000), Share::default());
+        for id in (0..=1000).rev().map(PortId) {
+            scheduler.frame_waits(now_ns, id, frame.bytes);
+        }
+        let mut bytes = 0;
+        let at_ns = loop {
+            match scheduler.next(now_ns) {
+                Next::Read(id) => {
+                    assert_ne!(id, PortId(1000));
+                    scheduler.charge(now_ns, id, frame);
+                    scheduler.was_empty(id);
+                }
+                Next::Wait(at_ns) => break at_ns,
+                Next::Idle => panic!("ports have frames"),
+            }
+            bytes += frame.bytes;
+        };
+        let most = interface.burst() + interface.debt();
+        assert!((most..=most + frame.bytes).contains(&bytes), "{bytes} of {most} at {}", interface.rate);
+        // As soon as it owes less, the next one goes.
+        let soon_ns = now_ns + interface.ns_of(frame.bytes) + 2;
+        assert!((now_ns..=soon_ns).contains(&at_ns), "{at_ns}");
+        assert_eq!(scheduler.next(at_ns - 1), Next::Wait(at_ns));
+        assert!(matches!(scheduler.next(at_ns), Next::Read(_)));
+    }
 }
 
 /// Frames that went ahead were paid for by the time in which their port sent nothing else: when it becomes greedy, it has its share at once.
@@ -323,11 +366,11 @@ fn who_asked_little_has_its_share_when_it_asks_for_more() {
     let every_ns = 16 * 1538 * S / RATE;
     let mut ports = [greedy, Port { every_ns, sizes: (1500, 1500), ..greedy }];
     let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
-    scheduler.shape(0, Some(RATE));
-    let now_ns = run(&mut random, &mut scheduler, &mut ports, 5 * S);
+    scheduler.shape(0, Some(RATE), MOST);
+    let now_ns = run(FAST, &mut random, &mut scheduler, &mut ports, 5 * S);
     (ports[1].every_ns, ports[1].ready_ns) = (0, now_ns);
     let before = [ports[0].sent.bytes, ports[1].sent.bytes];
-    go_on(&mut random, &mut scheduler, &mut ports, now_ns, now_ns + S / 20);
+    go_on(FAST, &mut random, &mut scheduler, &mut ports, now_ns, now_ns + S / 20);
     let [first, second] = [0, 1].map(|port| ports[port].sent.bytes - before[port]);
     assert!(first.abs_diff(second) <= 2 * MOST, "{first} and {second}");
 }
@@ -350,12 +393,12 @@ fn a_guarantee_holds_beside_all_that_goes_ahead() {
         ports.extend([quiet; 300]);
     }
     let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
-    scheduler.shape(0, Some(RATE));
-    let end_ns = run(&mut random, &mut scheduler, &mut ports, S);
+    scheduler.shape(0, Some(RATE), MOST);
+    let end_ns = run(FAST, &mut random, &mut scheduler, &mut ports, S);
     let rate = |port: &Port| port.sent.bytes as f64 * S as f64 / end_ns as f64;
     assert!(rate(&ports[0]) > 0.98 * RATE as f64 / 2.0, "{}", rate(&ports[0]));
     // A segment of the other guarantee, and what the interface owes.
-    let longest_ns = (DEBT + 2 * MOST) * S / RATE + WAKE_NS;
+    let longest_ns = FAST.ns_of(FAST.debt() + 2 * MOST) + WAKE_NS;
     assert!(ports[1].waited_ns < longest_ns, "{} of {longest_ns}", ports[1].waited_ns);
 }
 
@@ -385,4 +428,221 @@ fn ports_come_and_go_and_the_others_share_what_is_left() {
     scheduler.was_empty(PortId(0));
     scheduler.was_empty(PortId(2));
     assert_eq!(scheduler.next(0), Next::Idle);
+}
+
+/// A port with a frame of that length now and then, which is read before its turn.
+fn now_and_then(share: Share, bytes: u64, every_ns: u64) -> Port {
+    Port { is_read_before: true, every_ns, ready_ns: every_ns, ..Port::greedy(share, (bytes, bytes)) }
+}
+
+fn always(share: Share, bytes: u64) -> Port {
+    Port { is_read_before: true, ..Port::greedy(share, (bytes, bytes)) }
+}
+
+fn weight(weight: u32) -> Share {
+    Share { weight, ..Share::default() }
+}
+
+fn guaranteed(bytes: u64) -> Share {
+    Share { guaranteed: bytes, ..Share::default() }
+}
+
+/// What a port was given, of what all were given.
+fn part_of(ports: &[Port], index: usize) -> f64 {
+    ports[index].sent.bytes as f64 / total(ports) as f64
+}
+
+/// Idle time pays for what goes ahead, and for nothing else: who sends segments at a pace has no more of the interface than a port that
+/// always has some.
+#[test]
+fn pauses_give_nobody_more_than_its_turns() {
+    for interface in [SLOW, FAST] {
+        for (greedy, asked) in [(1, 0.55), (1, 0.6), (1, 0.75), (3, 0.3), (7, 0.15)] {
+            let bytes = interface.most;
+            let every_ns = (interface.ns_of(on_the_wire(bytes).bytes) as f64 / asked) as u64;
+            let mut ports = vec![now_and_then(weight(1), bytes, every_ns)];
+            ports.extend((0..greedy).map(|_| always(weight(1), bytes)));
+            let mut scheduler = interface.scheduler(Turns::Bytes);
+            run(interface, &mut Random::new(1), &mut scheduler, &mut ports, 5 * S);
+            let fair = 1.0 / ports.len() as f64;
+            let part = part_of(&ports, 0) / fair;
+            assert!((0.97..1.03).contains(&part), "{part} of its part beside {greedy}, asking for {asked}");
+        }
+    }
+}
+
+/// At any rate, and whatever the weights of the others: who asks little waits for no segment.
+#[test]
+fn who_asks_little_waits_for_no_segment_of_heavy_ports() {
+    for interface in [SLOWEST, SLOW, FAST] {
+        for heavy in [1, 20, 100, 1000] {
+            let every_ns = interface.ns_of(200_000);
+            let greedy = |weight: Share| always(weight, interface.most);
+            let mut ports = vec![
+                greedy(weight(heavy)),
+                greedy(weight(heavy)),
+                now_and_then(weight(heavy), 100, every_ns),
+            ];
+            let mut scheduler = interface.scheduler(Turns::Bytes);
+            run(interface, &mut Random::new(1), &mut scheduler, &mut ports, 300 * every_ns);
+            let waited_ns = ports[2].waited_ns;
+            assert!(waited_ns < 10_000, "{waited_ns} ns at {} among weights of {heavy}", interface.rate);
+            assert!(ports[2].sent.frames > 290);
+        }
+    }
+}
+
+/// Where all of the interface is guaranteed, who does not use up its guarantee waits for nobody.
+#[test]
+fn who_does_not_use_its_guarantee_waits_for_no_segment() {
+    for (of_greedy, of_quiet) in [(20, 20), (20, 5), (24, 4)] {
+        let share = |percent: u64| guaranteed(SLOW.rate * percent / 100);
+        let mut ports = vec![always(share(of_greedy), SLOW.most); 4];
+        ports.insert(2, now_and_then(share(of_quiet), 100, S / 100));
+        let mut scheduler = SLOW.scheduler(Turns::Bytes);
+        run(SLOW, &mut Random::new(1), &mut scheduler, &mut ports, 3 * S);
+        let waited_ns = ports[2].waited_ns;
+        assert!(waited_ns < 10_000, "{waited_ns} ns with {of_quiet} % beside {of_greedy} %");
+    }
+}
+
+/// What goes ahead takes nothing from a large guarantee.
+#[test]
+fn a_large_guarantee_is_had_beside_all_that_goes_ahead() {
+    for percent in [50, 80, 90, 95] {
+        let mut ports = vec![always(guaranteed(RATE * percent / 100), MOST), always(weight(1), MOST)];
+        // Two frames each, all at the same time: nine tenths of what is left.
+        let every_ns = FAST.ns_of(300 * 1538 * 2) * 1000 / (9 * (100 - percent));
+        for _ in 0..2 {
+            ports.extend([now_and_then(weight(1), 1500, every_ns); 300]);
+        }
+        let mut scheduler = FAST.scheduler(Turns::Bytes);
+        let end_ns = run(FAST, &mut Random::new(1), &mut scheduler, &mut ports, 2 * S);
+        let had = ports[0].sent.bytes as f64 / (RATE as f64 * end_ns as f64 / S as f64);
+        assert!(had > 0.999 * percent as f64 / 100.0, "{had} of {percent} %");
+    }
+}
+
+/// A weight that is lowered counts at once.
+#[test]
+fn what_a_greater_weight_had_left_is_gone() {
+    let mut random = Random::new(1);
+    let mut ports = [always(weight(1000), SLOW.most), always(weight(1), SLOW.most)];
+    let mut scheduler = SLOW.scheduler(Turns::Bytes);
+    // In the middle of the turn of the first.
+    let now_ns = run(SLOW, &mut random, &mut scheduler, &mut ports, 2 * S + S / 50);
+    ports[0].share = weight(1);
+    scheduler.set(now_ns, PortId(0), ports[0].share);
+    let before = [ports[0].sent.bytes, ports[1].sent.bytes];
+    go_on(SLOW, &mut random, &mut scheduler, &mut ports, now_ns, now_ns + S / 5);
+    let [first, second] = [0, 1].map(|port| ports[port].sent.bytes - before[port]);
+    assert!(first.abs_diff(second) <= 3 * SLOW.most, "{first} and {second}");
+}
+
+/// Who detaches and attaches again and again has no more than who stays.
+#[test]
+fn to_come_again_gives_nothing() {
+    let mut random = Random::new(1);
+    let mut ports = vec![always(weight(1), SLOW.most); 20];
+    ports[0].sizes = (MOST, MOST);
+    let mut scheduler = SLOW.scheduler(Turns::Bytes);
+    let mut now_ns = run(SLOW, &mut random, &mut scheduler, &mut ports, S / 100);
+    let (mut frames, mut bytes) = (0, 0);
+    while now_ns < 20 * S {
+        now_ns = go_on(SLOW, &mut random, &mut scheduler, &mut ports, now_ns, now_ns + S / 1000);
+        if ports[0].sent.frames > 0 {
+            (frames, bytes) = (frames + ports[0].sent.frames, bytes + ports[0].sent.bytes);
+            scheduler.remove(PortId(0));
+            ports[0].sent = Sent::default();
+            ports[0].waiting = None;
+            now_ns += S / 50;
+            scheduler.set(now_ns, PortId(0), ports[0].share);
+        }
+    }
+    assert!(frames > 100, "{frames}");
+    let others = ports[1..].iter().map(|port| port.sent.bytes).min().unwrap();
+    assert!(bytes as f64 <= 1.1 * others as f64, "{bytes} and {others}");
+}
+
+/// The state of a cap and of a guarantee is not new, either, for who comes again.
+#[test]
+fn a_cap_holds_for_who_comes_again() {
+    let mut scheduler = FAST.scheduler(Turns::Bytes);
+    let share = Share { most: Some(RATE / 100), ..Share::default() };
+    let frame = on_the_wire(1500);
+    let (mut now_ns, mut bytes) = (0, 0);
+    while now_ns < S {
+        scheduler.set(now_ns, PortId(0), share);
+        scheduler.has_frames(PortId(0));
+        while scheduler.next(now_ns) == Next::Read(PortId(0)) {
+            scheduler.charge(now_ns, PortId(0), frame);
+            bytes += frame.bytes;
+        }
+        scheduler.remove(PortId(0));
+        now_ns += S / 100;
+    }
+    assert!(bytes <= RATE / 100 + 2 * MOST, "{bytes}");
+}
+
+/// With turns by frames no frame goes ahead, and neither does one of a port that has reached its cap.
+#[test]
+fn what_must_not_go_ahead_waits() {
+    let shares = [guaranteed(SLOW.rate / 4), Share { most: Some(1000), ..Share::default() }];
+    for (turns, goes) in [(Turns::Frames, [false, false]), (Turns::Bytes, [true, false])] {
+        for (share, goes) in shares.into_iter().zip(goes) {
+            let mut scheduler = SLOW.scheduler(turns);
+            scheduler.set(0, PortId(0), Share::default());
+            scheduler.set(0, PortId(1), share);
+            let now_ns = 10 * S;
+            // The interface owes something, and the port has used up its cap.
+            scheduler.charge(now_ns, PortId(0), on_the_wire(SLOW.burst() + 1000));
+            scheduler.charge_cap(now_ns, PortId(1), on_the_wire(2 * MOST));
+            scheduler.frame_waits(now_ns, PortId(1), 138);
+            let next = scheduler.next(now_ns);
+            assert_eq!(next == Next::Read(PortId(1)), goes, "{turns:?} {share:?} {next:?}");
+        }
+    }
+}
+
+/// A guarantee that was used up a while ago is there again for the next frame, which waits for nothing.
+#[test]
+fn a_guarantee_comes_again_while_its_port_has_nothing() {
+    let mut scheduler = SLOW.scheduler(Turns::Bytes);
+    scheduler.set(0, PortId(0), guaranteed(SLOW.rate));
+    scheduler.set(0, PortId(1), Share::default());
+    scheduler.charge(0, PortId(0), on_the_wire(3 * SLOW.burst()));
+    scheduler.charge(S, PortId(1), on_the_wire(2 * SLOW.burst()));
+    scheduler.frame_waits(S, PortId(0), 138);
+    assert_eq!(scheduler.next(S), Next::Read(PortId(0)));
+}
+
+/// However much a port had while nobody else asked: as soon as it asks little, its frames wait for no segment.
+#[test]
+fn who_had_much_and_asks_little_now_waits_for_no_segment() {
+    let mut random = Random::new(1);
+    let mut ports = [always(weight(1), SLOW.most), now_and_then(weight(1), SLOW.most, 1 << 62)];
+    let mut scheduler = SLOW.scheduler(Turns::Bytes);
+    let now_ns = run(SLOW, &mut random, &mut scheduler, &mut ports, 5 * S);
+    // The other one asks for all that it can get, and this one for a frame now and then, soon.
+    ports[1] = Port { sent: ports[1].sent, ..always(weight(1), SLOW.most) };
+    let ready_ns = now_ns + S / 20;
+    ports[0] = Port { sent: ports[0].sent, ready_ns, ..now_and_then(weight(1), 100, S / 100) };
+    go_on(SLOW, &mut random, &mut scheduler, &mut ports, now_ns, now_ns + S);
+    assert!(ports[0].waited_ns < 10_000, "{} ns", ports[0].waited_ns);
+}
+
+/// What an interface saves up falls with its rate: the longest segments are shorter then.
+#[test]
+fn a_slower_interface_saves_up_less() {
+    let mut scheduler = FAST.scheduler(Turns::Bytes);
+    scheduler.set(0, PortId(0), Share::default());
+    scheduler.shape(0, Some(SLOWEST.rate), SLOWEST.most);
+    let frame = on_the_wire(1500);
+    let mut bytes = 0;
+    scheduler.has_frames(PortId(0));
+    while scheduler.next(10 * S) == Next::Read(PortId(0)) {
+        scheduler.charge(10 * S, PortId(0), frame);
+        bytes += frame.bytes;
+    }
+    assert!(bytes <= SLOWEST.burst() + frame.bytes, "{bytes}");
 }
