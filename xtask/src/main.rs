@@ -1,9 +1,10 @@
-//! What developers and CI run: `cargo xtask test | lint | ci | headers | fuzz | recording | bench`.
+//! What developers and CI run: `cargo xtask test | lint | ci | deb | headers | fuzz | recording | bench`.
 
 use std::process::ExitCode;
 
 mod bench;
 mod command;
+mod deb;
 mod fuzz;
 mod guest;
 mod headers;
@@ -24,6 +25,7 @@ usage: cargo xtask <task>
   lint                 formatting, clippy, documentation, the header for C, licences and sources of
                        dependencies; their known defects where cargo-deny is installed
   ci                   both, and nothing may be left out
+  deb                  build a Debian package of the product
   headers              write the header for programs in C from the code
   fuzz [SECONDS] [TARGET...]
                        run every fuzz target, or these, for a minute each, or that long
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         (Some("lint"), []) => lint::main(),
         // All of it: a part would look like all.
         (Some("ci"), []) => test::main(&[], true).and_then(|()| lint::main()),
+        (Some("deb"), []) => deb::main(),
         (Some("headers"), []) => headers::write(),
         (Some("recording"), []) => recording::main(),
         (Some("help" | "--help" | "-h"), []) => {

@@ -25,6 +25,13 @@ pub const NEXTEST: Tool = Tool {
 /// Runs the fuzz targets.
 pub const FUZZ: Tool = Tool { name: "cargo-fuzz", version: "0.13.2", options: &[] };
 
+/// Makes Debian packages.
+pub const DEB: Tool = Tool {
+    name: "cargo-deb",
+    version: "3.8.0",
+    options: &["--no-default-features", "--profile", "dev", "--config", "profile.dev.debug=false"],
+};
+
 /// Where the tool of that version is: one that is installed, or it is installed where all clones find it.
 pub fn find(tool: &Tool) -> Result<PathBuf, String> {
     let tools = cache().join(format!("{}-{}", tool.name, tool.version));

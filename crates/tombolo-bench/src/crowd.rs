@@ -101,7 +101,7 @@ impl CommonArguments {
     fn being_freed_bytes(&self, address: &str) -> Result<u64, Failure> {
         let words = ["status", "--insecure", "--json", address];
         let status: Value = crate::result(&mut self.command(&words), RUN_LIMIT)?;
-        let bytes = status["counters"]["lend_being_freed_bytes"].as_u64();
+        let bytes = status["being_freed_bytes"].as_u64();
         bytes.ok_or_else(|| Failure::new("the status does not say how much is being freed"))
     }
 }

@@ -48,7 +48,7 @@ pub use tombolo_host::unix::MAX_DESCRIPTORS;
 /// The version of what links say to each other before anything else.
 ///
 /// Both sides must have the same; a mismatch is an error that names both.
-pub const PROTOCOL_VERSION: u8 = 8;
+pub const PROTOCOL_VERSION: u8 = 9;
 
 /// Waits for nodes that connect to an address. `security` is for UDP alone.
 pub fn listen(address: &Address, security: &Security) -> Result<Box<dyn Listener>, OpenError> {

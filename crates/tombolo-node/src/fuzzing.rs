@@ -6,14 +6,21 @@ mod hostile;
 pub use self::hostile::hostile;
 pub use crate::fabric::life::{Life, NodeIdentity};
 pub use crate::fabric::messages::{
-    Borrower, Carriage, MalformedMessage, Message, MessageV1, NamedSegment, NodeStatus, Reply, Request,
+    Carriage, MalformedMessage, Message, MessageV1, NamedSegment, Reply, Request,
 };
+use crate::fabric::status::NodeStatus;
 use crate::lending::named::SegmentName;
 
-/// Any bytes as a control message: no panic, and what is one survives being written again.
+/// Any bytes as a control message: no panic, and what is one survives being written again, a status with harmless text.
 pub fn control(bytes: &[u8]) {
     let Ok(message) = Message::decode(bytes) else { return };
-    assert_eq!(Message::decode(&message.encode()), Ok(message));
+    assert_eq!(Message::decode(&message.encode()).as_ref(), Ok(&message));
+    if let Message::V1(MessageV1::Answer { reply: Reply::Status { part, .. }, .. }) = message
+        && let Ok(status) = NodeStatus::parse(&part)
+    {
+        assert!(!status.name.contains(char::is_control));
+        assert_eq!(NodeStatus::parse(&status.text()).ok(), Some(status));
+    }
 }
 
 /// Any text as a segment's name.

@@ -33,9 +33,13 @@ pub use fabric::joining::Paths;
 pub use fabric::label::{PeerLabel, name as harmless_name, reason as harmless_reason};
 pub use fabric::life::{Life, NodeIdentity};
 pub use fabric::link_driver::{AskError, JoinError};
-pub use fabric::messages::{Borrower, Checksum, NamedSegment, NodeStatus};
+pub use fabric::messages::{Checksum, NamedSegment};
 pub use fabric::neighbourhood::{NeighbourEvent, Neighbourhood};
-pub use far::asking::{BorrowError, status_of};
+pub use fabric::status::{
+    Borrower, LinkStatus, NamedTotals, NeighbourState, NeighbourStatus, NodeStatus, ProgramLimits,
+    ProgramStatus,
+};
+pub use far::asking::{BorrowError, StatusClient};
 pub use far::copy::{CopyError, Opened, Progress, Store};
 pub use far::front::{Arrived, FarEvent, FarLender, FarLink, FarMemory, FarStatus, Staging, Written};
 pub use far::ping::{MAX_PING_BYTES, PingError, Pinger};

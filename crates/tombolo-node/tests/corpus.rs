@@ -3,8 +3,7 @@
 
 use tombolo_node::Checksum;
 use tombolo_node::fuzzing::{
-    self, Borrower, Carriage, Life, Message, MessageV1, NamedSegment, NodeIdentity, NodeStatus, Reply,
-    Request,
+    self, Carriage, Life, Message, MessageV1, NamedSegment, NodeIdentity, Reply, Request,
 };
 use tombolo_wire::{
     Asker, Atomic, AtomicOperation, Attempt, Checksums, DataHeader, Domain, Generation, Notification,
@@ -34,28 +33,16 @@ fn control_messages() {
         notification: Some([8, 1, 2]),
         class: Some(1),
     };
-    let status = NodeStatus {
-        name: name(),
-        version: "0.1.0".into(),
-        process_id: 7,
-        uptime_s: 1,
-        lend_bytes: u64::MAX,
-        lent_bytes: 0,
-        borrowers: vec![Borrower {
-            name: name(),
-            process_id: Some(3),
-            address: Some("udp:127.0.0.1:7000".into()),
-            key: Some("a key".into()),
-            bytes: 3,
-            segments: 1,
-        }],
-        counters: vec![("blocks_sent".into(), 9)],
-    };
+    let part = r#"{"name": "a name", "version": "0.1.0", "lend_bytes": 18446744073709551615, "listens": ["udp:127.0.0.1:7000"],
+        "borrowers": [{"name": "b", "process_id": 3, "links": [{"path": 0, "answers": true, "round_trip_ns": null}]}],
+        "neighbours": [{"addresses": ["udp:127.0.0.1:7000"], "state": "silent", "failure": "\u001b[2Jno"}],
+        "programs": [{"domain": 7, "has_mailbox": true}], "counters": {"blocks_sent": 9}, "later": [null, {"x": 1.5}]}"#;
+    let part = part.to_owned();
     for (sample, request) in [
         ("introduce", Request::Introduce { name: name(), life: Life([6; 16]) }),
         ("lend", Request::Lend { bytes: 1 << 40 }),
         ("release", Request::Release { segment: 3 }),
-        ("status", Request::Status { from: 1 << 32 }),
+        ("status", Request::Status { from: 1 << 32, counters: true }),
         ("carry", Request::Carry(Box::new(carriage))),
         ("create", Request::Create { bytes: 5 }),
         ("publish", Request::Publish { segment: 3, name: name(), checksum }),
@@ -83,7 +70,7 @@ fn control_messages() {
         ("asker", Reply::Asker(513)),
         ("lent", Reply::Lent { segment: 1 }),
         ("too-much", Reply::TooMuch { free_bytes: 1 }),
-        ("status-is", Reply::Status { status: Box::new(status), next: Some(7) }),
+        ("status-is", Reply::Status { part, next: Some(7) }),
         ("failed", Reply::Failed("no".into())),
         ("window", Reply::Window { bytes: 4096, is_writable: true }),
         ("carried", Reply::Carried(Some(0x105))),
@@ -323,7 +310,7 @@ fn a_hostile_neighbour() {
                 &[
                     ask(1, Request::Join { name: name(), life, insists: true }),
                     on_the_other_link(ask(2, Request::Join { name: name(), life, insists: false })),
-                    ask(3, Request::Status { from: 0 }),
+                    ask(3, Request::Status { from: 0, counters: true }),
                     ask(4, Request::List { after: None }),
                     ask(5, Request::Find { name: name() }),
                     ask(6, Request::Identify),

@@ -11,7 +11,7 @@ use tombolo_host::event_queue::EventQueue;
 use tombolo_host::sparse::Pages;
 use tombolo_node::{Arrived, FarEvent, FarLink, FarMemory, FarStatus, Staging, Written};
 use tombolo_pager::front::{self, Side};
-use tombolo_pager::{Options, run};
+use tombolo_pager::{Library, Options, run};
 
 /// This process as a lender of its own memory.
 struct Own {
@@ -118,7 +118,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         local_bytes: local.parse::<u64>()? << 20,
         minimum_bytes: 128 << 10,
         handlers: None,
-        library,
+        library: Library { bytes: library, installed: None },
         keeper,
         notify: Box::new(|text| eprintln!("tombolo: {text}")),
         started: None,

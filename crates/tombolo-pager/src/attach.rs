@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -24,6 +23,7 @@ use tombolo_host::{event, family};
 
 use crate::pager::Pager;
 use crate::protocol::{ABSTRACT_NAME, CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
+use crate::run_directory::RunDirectory;
 use crate::space::{Agent, Program, Space};
 use crate::stats::Counters;
 
@@ -56,6 +56,7 @@ pub struct Reception {
     epoll: OwnedFd,
     stop: Arc<OwnedFd>,
     pager: Arc<Pager>,
+    directory: Arc<RunDirectory>,
     /// What makes userfaultfds, lent to descendants that have not the privilege; where this process may open it.
     device: Option<OwnedFd>,
 }
@@ -69,8 +70,9 @@ enum Heard {
 }
 
 impl Reception {
-    /// Listens at `path`, and at the abstract name with this number.
-    pub fn new(path: &Path, number: u64, pager: Arc<Pager>) -> io::Result<Self> {
+    /// Listens in the directory of the run, and at the abstract name with this number.
+    pub fn new(directory: Arc<RunDirectory>, number: u64, pager: Arc<Pager>) -> io::Result<Self> {
+        let path = &directory.socket();
         let listener = bind(&net::SocketAddrUnix::new(path)?)?;
         // Programs may take another user; who may speak is looked at for each (`accept`).
         let mode = if process::may_change_user() { 0o666 } else { 0o600 };
@@ -86,7 +88,7 @@ impl Reception {
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let device = rustix::fs::open("/dev/userfaultfd", flags, Mode::empty()).ok();
-        Ok(Self { listeners, epoll, stop, pager, device })
+        Ok(Self { listeners, epoll, stop, pager, directory, device })
     }
 
     /// An event descriptor; adding to it wakes the reception, which ends if the run is over.
@@ -147,6 +149,11 @@ impl Reception {
             if watched.elapsed() > timing::MEMORY_CHECK_INTERVAL {
                 watched = Instant::now();
                 self.pager.watch_foreign_memory();
+                if let Err(error) = self.directory.keep_library() {
+                    let text =
+                        format!("the installed library has gone, and its copy cannot be written: {error}");
+                    self.pager.say_once("library", &text);
+                }
             }
             if looked.elapsed() > look_pause {
                 let since = Instant::now();

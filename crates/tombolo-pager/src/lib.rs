@@ -33,6 +33,7 @@ mod protocol;
 mod requests;
 mod room;
 mod run;
+mod run_directory;
 mod serve;
 mod shared_out;
 mod sharing;
@@ -42,5 +43,6 @@ mod unserved;
 
 pub use keeper::keep;
 pub use run::{Finished, HANDLERS_MAX, LOCAL_LEAST_BYTES, Monitor, Options, RunError, run};
+pub use run_directory::Library;
 pub use stats::PauseSummary;
 pub use unserved::{Executed, UnservedSummary};

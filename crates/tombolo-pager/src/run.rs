@@ -1,20 +1,14 @@
 //! Starts a program under the pager and waits for it.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io::{self, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::WaitOptions;
 use tombolo_host::timing::pager as timing;
@@ -28,6 +22,7 @@ use crate::handler;
 use crate::keeper::Keeper;
 use crate::pager::{Notify, Pager};
 use crate::protocol::{VARIABLE, VERSION};
+use crate::run_directory::{Library, RunDirectory};
 use crate::space::Space;
 use crate::stats::PauseSummary;
 use crate::unserved::UnservedSummary;
@@ -52,8 +47,8 @@ pub struct Options {
     pub minimum_bytes: u64,
     /// How many threads serve faults, at most [`HANDLERS_MAX`]; unless given, one a processor.
     pub handlers: Option<usize>,
-    /// The preloaded library's file contents.
-    pub library: &'static [u8],
+    /// The preloaded library.
+    pub library: Library,
     /// A command that calls [`crate::keep`] with its standard input.
     pub keeper: Command,
     /// Gets messages for the user, from threads that the program waits for: it must neither wait nor panic.
@@ -83,6 +78,11 @@ impl Monitor {
     /// How long threads of the program have waited for pages.
     pub fn pauses(&self) -> PauseSummary {
         self.pager.stats.pauses.summary()
+    }
+
+    /// Pages that may be resident.
+    pub fn limit_pages(&self) -> u64 {
+        self.pager.room.limit_pages()
     }
 
     /// Pages resident now.
@@ -166,142 +166,6 @@ fn set_up<T>(what: &'static str, result: io::Result<T>) -> Result<T, RunError> {
     result.map_err(|source| RunError::SetUp { what, source })
 }
 
-/// A directory with the socket and the library, removed on drop. Programs may take another user and still load the library, so
-/// everybody may pass through it.
-struct RunDirectory {
-    path: PathBuf,
-    /// Locked as long as the run lasts: a directory that nobody has locked is a killed supervisor's.
-    _lock: OwnedFd,
-}
-
-impl RunDirectory {
-    fn new(library: &[u8]) -> io::Result<Self> {
-        in_some_place(|place| {
-            let (path, lock) = make_directory(place)?;
-            let directory = Self { path, _lock: lock };
-            let mut file =
-                fs::OpenOptions::new().write(true).create_new(true).mode(0o555).open(directory.library())?;
-            file.write_all(library)?;
-            // Whatever this process keeps from the files that it makes.
-            fs::set_permissions(directory.library(), fs::Permissions::from_mode(0o555))?;
-            let mode = if process::may_change_user() { 0o711 } else { 0o700 };
-            fs::set_permissions(&directory.path, fs::Permissions::from_mode(mode))?;
-            Ok(directory)
-        })
-    }
-
-    fn library(&self) -> PathBuf {
-        self.path.join("libtombolo.so")
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.path.join("pager")
-    }
-}
-
-impl Drop for RunDirectory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
-    }
-}
-
-const DIRECTORY_PREFIX: &str = "tombolo-pager-";
-
-/// Makes something in the first of these that will do: the directory for temporary files, and where those of others are.
-fn in_some_place<T>(make: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
-    let mut reason = None;
-    for place in [std::env::temp_dir(), "/tmp".into(), "/var/tmp".into(), "/dev/shm".into(), "/run".into()] {
-        let made = is_fit(&place).and_then(|()| {
-            remove_stale(&place);
-            make(&place)
-        });
-        match made {
-            Ok(made) => return Ok(made),
-            // What speaks against the place that was meant is of interest.
-            Err(error) => {
-                reason.get_or_insert_with(|| {
-                    io::Error::new(error.kind(), format!("{}: {error}", place.display()))
-                });
-            }
-        }
-    }
-    Err(reason.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
-}
-
-/// Whether a library can be loaded from a place: the dynamic linker takes a path apart at spaces and colons, and a file system may
-/// forbid to execute what is in it.
-fn is_fit(place: &Path) -> io::Result<()> {
-    let is_special = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b':' | b'$');
-    /// A name in it, with the socket's, and the zero behind that, as long as an address of a socket may be.
-    const MOST_BYTES: usize = 108 - "/tombolo-pager-4294967295.999/pager".len() - 1;
-    if place.as_os_str().len() > MOST_BYTES || place.to_str().is_none() {
-        return Err(io::Error::other("its name is too long, or no text"));
-    }
-    if !place.is_absolute() || place.as_os_str().as_bytes().iter().any(is_special) {
-        return Err(io::Error::other("the dynamic linker cannot take such a path"));
-    }
-    // A program that takes another user loads the library, too.
-    let is_closed =
-        |folder: &Path| fs::metadata(folder).is_ok_and(|found| found.permissions().mode() & 0o001 == 0);
-    if process::may_change_user() && place.ancestors().any(is_closed) {
-        return Err(io::Error::other("other users may not pass through it"));
-    }
-    let system = rustix::fs::statvfs(place)?;
-    if system.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC) {
-        return Err(io::Error::other("nothing may be executed there (noexec)"));
-    }
-    Ok(())
-}
-
-/// Names tried for a directory: those before it are of supervisors with the same number in other pid namespaces,
-/// a container's first processes for instance.
-const NAMES_MAX: u32 = 1000;
-
-/// Makes a directory that is locked from the moment others may take it for stale.
-fn make_directory(parent: &Path) -> io::Result<(PathBuf, OwnedFd)> {
-    for attempt in 0..NAMES_MAX {
-        let path = parent.join(format!("{DIRECTORY_PREFIX}{}.{attempt}", std::process::id()));
-        match fs::DirBuilder::new().mode(0o700).create(&path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-            made => made?,
-        }
-        // Between the two, another supervisor may have removed it.
-        match lock_directory(&path) {
-            Ok(lock) if path.exists() => return Ok((path, lock)),
-            Err(error)
-                if error.kind() != io::ErrorKind::NotFound && error.kind() != io::ErrorKind::WouldBlock =>
-            {
-                return Err(error);
-            }
-            _ => {}
-        }
-    }
-    Err(io::ErrorKind::AlreadyExists.into())
-}
-
-/// Locks a directory of this user's, unless somebody else has. Others may make anything of such a name.
-fn lock_directory(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = rustix::fs::open(path, flags, Mode::empty())?;
-    if rustix::fs::fstat(&directory)?.st_uid != rustix::process::geteuid().as_raw() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(directory)
-}
-
-/// Supervisors that were killed leave their directory behind.
-fn remove_stale(parent: &Path) {
-    let Ok(entries) = fs::read_dir(parent) else { return };
-    for entry in entries.flatten() {
-        let is_directory_of_run =
-            entry.file_name().to_str().is_some_and(|name| name.starts_with(DIRECTORY_PREFIX));
-        if is_directory_of_run && let Ok(_lock) = lock_directory(&entry.path()) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
 /// Runs a program whose memory beyond `local_bytes` lives in `far`.
 pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunError> {
     if options.local_bytes < LOCAL_LEAST_BYTES {
@@ -309,7 +173,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     }
     // Half a supervisor would leave programs waiting for ever; without any, the keeper ends them.
     process::abort_on_panic();
-    let directory = set_up("its directory", RunDirectory::new(options.library))?;
+    let directory = Arc::new(set_up("its directory", RunDirectory::new(options.library))?);
     // The parent of each agent ends at once, so the kernel gives the agent to another one. The first process of a container may never
     // call wait (`sleep infinity`), and agents would stay zombies. This process adopts them, and what the program leaves behind.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
@@ -321,7 +185,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     let pager = set_up("tables", made)?;
     let pager = Arc::new(pager);
     let name = set_up("its socket", Space::new_token())?;
-    let reception = set_up("its socket", Reception::new(&directory.socket(), name, pager.clone()))?;
+    let reception = set_up("its socket", Reception::new(directory.clone(), name, pager.clone()))?;
     let stopper = reception.stopper();
     let evictor = Evictor::new(pager.clone());
 

@@ -3,10 +3,11 @@
 use clap::Args;
 use tombolo_node::Security;
 
+use crate::failure::Failure;
+use crate::local;
 use crate::security::SecurityArguments;
 use crate::ways::Ways;
 use crate::which::Which;
-use crate::{Failure, local};
 
 /// How to ask, and how to print what comes of it.
 #[derive(Args)]

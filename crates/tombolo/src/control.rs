@@ -15,7 +15,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tombolo_host::timing::command as timing;
 
-use crate::{Failure, local};
+use crate::failure::Failure;
+
+use crate::local;
 
 /// How long one side waits for the other's line. A bound, not a measurement: a lender that is added is dialed first,
 /// which may take 3 s for each of its addresses.

@@ -18,11 +18,12 @@ use serde::Serialize;
 use tombolo_node::{Checksum, CopyError, Security, Store};
 
 use crate::asked::AskArguments;
+use crate::failure::Failure;
 use crate::outage::OutageArguments;
+use crate::output;
 use crate::place::{self, SegmentPlace, is_at_a_node};
 use crate::size::Size;
 use crate::ways::Ways;
-use crate::{Failure, output};
 
 mod source;
 mod target;

@@ -12,7 +12,9 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use tombolo_app::scratch::Scratch;
 
-use crate::{Failure, doctor, output};
+use crate::failure::Failure;
+
+use crate::{doctor, output};
 
 mod child;
 mod compare;

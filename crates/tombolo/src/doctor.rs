@@ -4,7 +4,9 @@ use clap::Args;
 use serde::Serialize;
 use tombolo_host::uffd::{self, Userfaultfd};
 
-use crate::{Failure, output};
+use crate::failure::Failure;
+
+use crate::output;
 
 mod users;
 

@@ -202,6 +202,7 @@ mod tests {
             key: None,
             bytes: 1 << 20,
             segments: 1,
+            ..Borrower::default()
         };
         assert_eq!(listed(&vec![borrower.clone(); 2]).matches("one (process 7): 1 MiB").count(), 2);
         let many = listed(&vec![borrower; MAX_NAMED + 3]);

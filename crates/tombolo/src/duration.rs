@@ -29,8 +29,14 @@ pub fn shown(duration: Duration) -> String {
         0 => format!("{} ms", duration.as_millis()),
         seconds @ 1..120 => format!("{seconds} s"),
         seconds @ 120..7200 => format!("{} min", seconds / 60),
-        seconds => format!("{} h", seconds / 3600),
+        seconds @ 7200..172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86400),
     }
+}
+
+/// So many seconds in the unit that fits.
+pub fn shown_s(seconds: u64) -> String {
+    if seconds == 0 { "0 s".to_owned() } else { shown(Duration::from_secs(seconds)) }
 }
 
 #[cfg(test)]
@@ -49,5 +55,6 @@ mod tests {
         }
         let shown_as = [400, 30_000, 600_000, 7_200_000].map(|time| shown(Duration::from_millis(time)));
         assert_eq!(shown_as, ["400 ms", "30 s", "10 min", "2 h"]);
+        assert_eq!([0, 119, 172_800].map(shown_s), ["0 s", "119 s", "2 days"]);
     }
 }

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use tombolo_node::identity::{KeyPair, read_key_file, write_key_file};
 
-use crate::{Failure, output, security};
+use crate::failure::Failure;
+
+use crate::{output, security};
 
 /// Arguments of `tombolo keygen`.
 #[derive(Args)]

@@ -4,10 +4,11 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::control::{self, Question};
+use crate::failure::Failure;
+use crate::output;
 use crate::table::{self, Column};
 use crate::watch::size;
 use crate::which::Which;
-use crate::{Failure, output};
 
 const COLUMNS: [Column; 5] = [
     Column::name("NAME"),

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 use tombolo_node::{Address, Listener, OpenError, ShmListener};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Names another directory for the sockets.
 const VARIABLE: &str = "TOMBOLO_RUNTIME_DIR";

@@ -8,7 +8,7 @@ use std::io::Write;
 use clap::Args;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// How much is logged, and in which form.
 #[derive(Args)]

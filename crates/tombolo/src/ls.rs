@@ -5,8 +5,9 @@ use serde::Serialize;
 use tombolo_node::Store;
 
 use crate::asked::NodeArguments;
+use crate::failure::Failure;
 use crate::size::Size;
-use crate::{Failure, output, place};
+use crate::{duration, output, place};
 
 /// Arguments of `tombolo ls`.
 #[derive(Args)]
@@ -46,17 +47,11 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         // Enough of the checksum to tell one from the other; all of it is in the JSON.
         let checksum = entry.sha256.get(..12).unwrap_or_default();
         let size = Size(entry.bytes).to_string();
-        output::line(&format!("{size:>10}  {:>12}  {checksum}  {}", age(entry.age_s), entry.name));
+        output::line(&format!("{size:>10}  {:>12}  {checksum}  {}", ago(entry.age_s), entry.name));
     }
     Ok(0)
 }
 
-/// How long ago, in the unit that fits.
-fn age(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds} s ago"),
-        120..7200 => format!("{} min ago", seconds / 60),
-        7200..172_800 => format!("{} h ago", seconds / 3600),
-        _ => format!("{} days ago", seconds / 86400),
-    }
+fn ago(seconds: u64) -> String {
+    format!("{} ago", duration::shown_s(seconds))
 }

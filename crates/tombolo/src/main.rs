@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{FromArgMatches, Parser, Subcommand};
+use failure::Failure;
 use tombolo_app::size;
 
 mod asked;
@@ -13,9 +14,11 @@ mod demo;
 mod doctor;
 mod drain;
 mod duration;
+mod failure;
 mod help;
 mod keygen;
 mod lenders;
+mod library;
 mod local;
 mod log;
 mod ls;
@@ -41,9 +44,6 @@ mod top;
 mod watch;
 mod ways;
 mod which;
-
-/// The preloaded library, built beside this binary.
-static LIBRARY: &[u8] = include_bytes!(env!("TOMBOLO_PRELOAD"));
 
 /// Linux machines use each other's memory as if it were their own.
 ///
@@ -106,6 +106,9 @@ enum Command {
     ///
     /// For bash: tombolo completions bash > /usr/share/bash-completion/completions/tombolo
     Completions(manual::CompletionArguments),
+    /// Write the library that is loaded into programs to a directory (packages install it).
+    #[command(hide = true)]
+    Library(library::Arguments),
     /// Keep what a supervisor of programs holds (`run` starts this itself).
     #[command(hide = true)]
     Keep,
@@ -118,36 +121,6 @@ enum Command {
     /// Sum the columns of a table by group (`demo` starts this itself).
     #[command(hide = true)]
     DemoColumns,
-}
-
-/// A command's own failure, told to the user in one line.
-#[derive(Debug)]
-pub struct Failure {
-    /// What failed, why, and what to do. Empty: the exit code says enough.
-    pub text: String,
-    /// The exit code.
-    pub code: u8,
-}
-
-impl Failure {
-    /// A failure of Tombolo itself, as other wrappers of programs report theirs (125).
-    pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), code: 125 }
-    }
-
-    /// Tells the user, and returns the exit code.
-    fn print(&self) -> ExitCode {
-        if !self.text.is_empty() {
-            output::say(&self.text);
-        }
-        ExitCode::from(self.code)
-    }
-}
-
-impl<E: std::error::Error> From<E> for Failure {
-    fn from(error: E) -> Self {
-        Self::new(error.to_string())
-    }
 }
 
 /// Asks the kernel for SIGTERM at the parent's death, however it dies.
@@ -202,6 +175,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Man(arguments) => manual::man(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),
+        Command::Library(arguments) => library::main(&arguments),
         Command::Keep => run::keep(),
         Command::HelpAccesses => node::help_accesses(),
         Command::DemoStore => demo::store(),

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 use clap_complete::Shell;
 
-use crate::{Failure, help, output};
+use crate::failure::Failure;
+
+use crate::{help, output};
 
 /// Arguments of `tombolo man`.
 #[derive(Args)]

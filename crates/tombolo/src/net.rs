@@ -11,7 +11,9 @@ use tombolo_link::Address;
 use tombolo_net::client::{AskError, Client};
 use tombolo_net::protocol::{Answer, Ask};
 
-use crate::{Failure, local};
+use crate::failure::Failure;
+
+use crate::local;
 
 mod attach;
 mod coalesce;

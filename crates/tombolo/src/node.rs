@@ -18,12 +18,13 @@ use tombolo_node::{
 };
 use tracing::{debug, error, info, warn};
 
+use crate::failure::Failure;
 use crate::log::LogArguments;
 use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::{self, Ways};
-use crate::{Failure, drain, duration, local, metrics, output};
+use crate::{drain, duration, local, metrics, output};
 
 /// Arguments of `tombolo node`.
 #[derive(Args)]
@@ -145,6 +146,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     };
     allow_descriptors();
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
+    node.listens_at(addresses.clone());
     node.set_outage(arguments.outage.outage());
     node.permit_by_list(&security);
     node.help_accesses_by(access_helper);

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use serde::Serialize;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 static FAILED: OnceLock<io::Error> = OnceLock::new();
 

@@ -10,8 +10,9 @@ use tombolo_host::timing::command::{MAX_PING_TIMEOUT, PING_CHECK_INTERVAL, PING_
 use tombolo_node::{Address, MAX_PING_BYTES, PingError, Pinger, Security};
 
 use crate::asked::NodeArguments;
+use crate::failure::Failure;
 use crate::size::Size;
-use crate::{Failure, duration, output};
+use crate::{duration, output};
 
 /// Arguments of `tombolo ping`.
 #[derive(Args)]

@@ -9,10 +9,11 @@ use std::str::FromStr;
 
 use tombolo_node::{Address, CopyError, NameError, SegmentName, Store};
 
+use crate::failure::Failure;
+use crate::nearest;
 use crate::size::Size;
 use crate::ways::{Ways, WaysError};
 use crate::which::Which;
-use crate::{Failure, nearest};
 
 /// A named segment, and the node that has it. A name has no colon: it is what follows the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,10 +5,11 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::failure::Failure;
+use crate::output;
 use crate::table::{self, Column};
 use crate::top::shown;
 use crate::watch::{Watch, number, size};
-use crate::{Failure, output};
 
 /// Between two looks at the counters, from which rates follow.
 const INTERVAL: Duration = Duration::from_millis(300);

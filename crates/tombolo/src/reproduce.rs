@@ -12,7 +12,9 @@ use serde_json::json;
 use tombolo_sim::figures::{Document, Report, Role, Score, figures};
 use tombolo_sim::platform::Platform;
 
-use crate::{Failure, output};
+use crate::failure::Failure;
+
+use crate::output;
 
 /// Arguments of `tombolo reproduce`.
 #[derive(Args)]

@@ -3,7 +3,7 @@
 use clap::Args;
 use tombolo_node::Store;
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::place::{self, SegmentPlace};
 use crate::security::SecurityArguments;
 

@@ -19,12 +19,13 @@ use tombolo_pager::front::{self, Side};
 use tombolo_pager::{HANDLERS_MAX, LOCAL_LEAST_BYTES, Monitor, Options, RunError};
 
 use crate::control::{Answer, Question, Served};
+use crate::failure::Failure;
 use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::{self, Ways};
 use crate::which::Which;
-use crate::{Failure, LIBRARY, doctor, local, log, metrics, output, report};
+use crate::{doctor, library, local, log, metrics, output, report};
 
 /// Arguments of `tombolo run`.
 #[derive(Args)]
@@ -136,7 +137,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         local_bytes: arguments.local.0,
         minimum_bytes: arguments.minimum.0,
         handlers: arguments.handlers.map(usize::from),
-        library: LIBRARY,
+        library: library::library(),
         keeper: keeper()?,
         notify: Box::new(notify),
         started: Some(Box::new({

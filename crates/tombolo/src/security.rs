@@ -7,7 +7,7 @@ use clap::Args;
 use tombolo_node::identity::{AllowList, read_key_file};
 use tombolo_node::{Address, Security};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// How UDP links are protected; shared memory needs none of it.
 #[derive(Args)]

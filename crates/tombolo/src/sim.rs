@@ -11,7 +11,9 @@ use serde_json::json;
 use tombolo_sim::fuzz;
 use tombolo_sim::kernel::Trace;
 
-use crate::{Failure, duration, output};
+use crate::failure::Failure;
+
+use crate::{duration, output};
 
 /// Arguments of `tombolo sim`.
 #[derive(Args)]

@@ -7,9 +7,10 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::failure::Failure;
 use crate::table::{self, Column};
 use crate::watch::{Watch, number, size};
-use crate::{Failure, duration, output};
+use crate::{duration, output};
 
 const LENDERS: [Column; 7] = [
     Column::name("LENDER"),

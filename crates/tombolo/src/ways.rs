@@ -5,7 +5,9 @@ use std::str::FromStr;
 
 use tombolo_node::{Address, AddressError, MAX_PATHS};
 
-use crate::{Failure, output};
+use crate::failure::Failure;
+
+use crate::output;
 
 /// Addresses of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]

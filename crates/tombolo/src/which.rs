@@ -4,8 +4,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::failure::Failure;
+use crate::local;
 use crate::ways::{Ways, WaysError};
-use crate::{Failure, local};
 
 /// Which node is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]

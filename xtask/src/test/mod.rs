@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tombolo_host::stops;
 
-use crate::command::{cargo, root, run};
-use crate::{bench, guest, packages, tools};
+use crate::command::{cargo, installed, root, run};
+use crate::{bench, deb, guest, packages, tools};
 
 mod leftovers;
 mod results;
@@ -26,7 +26,7 @@ use results::{Results, Tally};
 use stages::Stages;
 
 /// Programs and libraries that the tests run, and the Debian package of each.
-const NEEDED: [(&str, &str); 37] = [
+const NEEDED: [(&str, &str); 40] = [
     ("sort", "coreutils"),
     ("cc", "gcc"),
     ("python3", "python3"),
@@ -35,6 +35,9 @@ const NEEDED: [(&str, &str); 37] = [
     ("valgrind", "valgrind"),
     ("setpriv", "util-linux"),
     ("systemd-analyze", "systemd"),
+    ("dpkg-shlibdeps", "dpkg-dev"),
+    ("prometheus", "prometheus"),
+    ("promtool", "prometheus"),
     ("redis-server", "redis-server"),
     ("sqlite3", "sqlite3"),
     ("stress-ng", "stress-ng"),
@@ -129,7 +132,7 @@ impl<'a> Options<'a> {
 }
 
 /// Tests that run the product as users build it.
-const OF_THE_PRODUCT: &str = "binary(end_to_end) & test(/^(demonstration|guide)::/)";
+const OF_THE_PRODUCT: &str = "binary(end_to_end) & test(/^(demonstration|guide|packages)::/)";
 
 /// Runs everything, or the tests whose names contain one of `arguments`. With `require_all`, what would be left out is
 /// a failure.
@@ -181,6 +184,12 @@ pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
             false => None,
         }
     };
+    let package = match &product {
+        Some(product) if installed("dpkg-shlibdeps") => {
+            Some(stages.run("Debian package of the product", || deb::build(product))?)
+        }
+        _ => None,
+    };
     for notes in [runner.left_out(), runner.seeds()] {
         let _ = fs::remove_file(notes);
     }
@@ -188,7 +197,8 @@ pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
     let mut failures = Vec::new();
     // The runner ends its tests; what they have come to is said below.
     stops::stop_on_signals(&INTERRUPTED);
-    let tests = stages.run("tests", || Ok(runner.run(product.as_deref(), &mut failures)))?;
+    let tests =
+        stages.run("tests", || Ok(runner.run(product.as_deref(), package.as_deref(), &mut failures)))?;
     let mut tally = tests.tally();
     let is_interrupted = || INTERRUPTED.load(Ordering::Relaxed);
     if options.names.is_empty() && !is_interrupted() {
@@ -271,7 +281,7 @@ impl Runner<'_> {
     }
 
     /// Runs the tests that are asked for. A test that fails is among the results, and a failure of the run.
-    fn run(&self, product: Option<&Path>, failures: &mut Vec<String>) -> Results {
+    fn run(&self, product: Option<&Path>, package: Option<&Path>, failures: &mut Vec<String>) -> Results {
         let profile = self.options.profile();
         // There, wherever Cargo builds.
         let report = root().join("target/nextest").join(profile).join("junit.xml");
@@ -282,6 +292,9 @@ impl Runner<'_> {
         command.env("TOMBOLO_BINARY", self.target.join("debug/tombolo"));
         if let Some(product) = product {
             command.env("TOMBOLO_RELEASE_BINARY", product);
+        }
+        if let Some(package) = package {
+            command.env("TOMBOLO_PACKAGE", package);
         }
         // Many tests wait most of the time; `.config/nextest.toml` says which do not.
         let processors = std::thread::available_parallelism().map_or(2, usize::from);

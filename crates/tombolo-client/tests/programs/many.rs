@@ -79,7 +79,7 @@ fn all_domains_move_at_once() {
             std::thread::yield_now();
         }
     }
-    assert_eq!(one.counter("limit_transactions"), 1 << 15);
+    assert_eq!(one.node.status().limits.transactions, 1 << 15);
     drop(programs);
     let since = Instant::now();
     while one.counter("programs_domains") > 0 {

@@ -13,9 +13,9 @@ use super::offload::{
     Transport, UDP, network, transport,
 };
 
-/// Frames of one segment: those of 64 KiB where a frame has 536 bytes of payload, the least that every host must take (RFC 9293, §3.7.1). More
-/// frames would have many more bytes on the wire than the segment has, and the wire would be one port's for as long.
-const FRAMES_MAX: usize = 124;
+/// Frames of one segment: with the headers of TCP over IPv4, 64 KiB in so many frames are twice as much on the wire. More frames would
+/// have many more bytes there than the segment has, and the wire would be one port's for as long.
+const FRAMES_MAX: usize = 712;
 const SCTP: u8 = 132;
 const IPV4_IN_IP: u8 = 4;
 const IPV6_IN_IP: u8 = 41;

@@ -23,7 +23,7 @@ use crate::fabric::connection::Connection;
 use crate::fabric::joining::{self, Paths};
 use crate::fabric::life::Life;
 use crate::fabric::link_driver::JoinError;
-use crate::fabric::messages::Borrower;
+use crate::fabric::status::Borrower;
 use crate::fabric::stirred::Stirred;
 use crate::fabric::table::Fabric;
 use crate::fabric::third_party::MAX_MADE;
@@ -78,6 +78,8 @@ pub struct Node {
     pub(crate) accesses_in_order: Mutex<()>,
     /// Grows while a program drives this node by itself.
     pub(crate) driven: AtomicU32,
+    /// Where it listens for links, once that was said.
+    pub(crate) listens: OnceLock<Vec<String>>,
     /// Counts the rounds of the thread that serves in which it has looked at timers.
     pub(crate) rounds: AtomicU64,
     /// The engine has more to be done than was done in one go.
@@ -196,6 +198,7 @@ impl Node {
             gatherer: Mutex::default(),
             accesses_in_order: Mutex::default(),
             driven: AtomicU32::new(0),
+            listens: OnceLock::new(),
             rounds: AtomicU64::new(0),
             unfinished: AtomicBool::new(false),
             served: OnceLock::new(),
@@ -222,6 +225,11 @@ impl Node {
     /// whose links have no keys may ask for all: it is others who decide who can link.
     pub fn permit_by_list(&self, security: &Security) {
         self.fabric.permit_by_list(security);
+    }
+
+    /// Where this node listens for links, for whoever asks how it is; said once.
+    pub fn listens_at(&self, addresses: Vec<String>) {
+        let _ = self.listens.set(addresses);
     }
 
     /// This node is about to end, at that time at the latest: from now on only a peer that has some of its memory already gets more.

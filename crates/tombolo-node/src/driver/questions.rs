@@ -187,7 +187,9 @@ impl Node {
                         let Some(first) = neighbour.first() else { return };
                         self.fabric.ask_to_be_joined(&first, number, name, life, insists)
                     }
-                    Request::Status { from } => self.answer_with_status(connection, number, from),
+                    Request::Status { from, counters } => {
+                        self.answer_with_status(connection, number, from, counters)
+                    }
                     request => Some(self.answer(neighbour, request)),
                 };
                 let Some(reply) = answer else { return };

@@ -1,34 +1,78 @@
 //! How this node is, in parts that each fit into a control message.
 //!
-//! Borrowers come first, by their numbers, then the counters of the node, then those of each link. A part
-//! is made when it is asked for: what comes or goes between two parts may be missing, or be in both.
+//! Borrowers come first, then neighbours, programs, and, where they are asked for, the counters of the node and those of
+//! each link. A part is made when it is asked for: what comes or goes between two parts may be missing, or be in both.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use serde::Serialize;
 use tombolo_host::pool::{BlockingTask, Step};
 use tombolo_link::MAX_CONTROL_BYTES;
 
 use crate::driver::node::Node;
 use crate::fabric::connection::Connection;
-use crate::fabric::messages::{NodeStatus, Reply};
+use crate::fabric::messages::Reply;
+use crate::fabric::neighbour::Neighbour;
+use crate::fabric::status::{
+    Borrower, LinkStatus, NeighbourState, NeighbourStatus, NodeStatus, ProgramStatus, json_of,
+};
+use crate::fabric::wanted::WantedStatus;
 use crate::lending::asker::Asker;
 
-/// Room for borrowers and counters in one answer: the rest is for what stands before them.
-pub(crate) const MAX_STATUS_BYTES: usize = MAX_CONTROL_BYTES - 1024;
-/// What a counter or a borrower takes beside its texts, at most: numbers and lengths of ten bytes each.
-const COUNTER_BYTES: usize = 20;
-const BORROWER_BYTES: usize = 60;
+/// Room for a part in an answer: the rest is for what stands around it.
+const MAX_PART_BYTES: usize = MAX_CONTROL_BYTES - 64;
+/// Addresses that a node tells of, at most: each part has them.
+const MAX_LISTENS: usize = 16;
+/// What a counter takes beside its name, at most: quotation marks, colon, comma and twenty digits.
+const COUNTER_BYTES: usize = 24;
 
-// Where a part begins: with the borrower of that number, a counter, or the links of a peer.
-const COUNTERS: u64 = 1 << 32;
-const LINKS: u64 = 2 << 32;
+// Where a part begins. The places of entries rise from part to part.
+const WANTED: u64 = 1 << 32;
+const NEIGHBOURS: u64 = 2 << 32;
+const PROGRAMS: u64 = 3 << 32;
+const COUNTERS: u64 = 4 << 32;
+const LINKS: u64 = 5 << 32;
+
+/// An entry of a status.
+enum Entry {
+    Borrower(Borrower),
+    Neighbour(NeighbourStatus),
+    Program(ProgramStatus),
+    Counters(Vec<(String, u64)>),
+}
+
+impl Entry {
+    /// What it takes in a part.
+    fn bytes(&self) -> usize {
+        fn with_comma(entry: &impl Serialize) -> usize {
+            json_of(entry).len() + 1
+        }
+        match self {
+            Self::Borrower(borrower) => with_comma(borrower),
+            Self::Neighbour(neighbour) => with_comma(neighbour),
+            Self::Program(program) => with_comma(program),
+            Self::Counters(counters) => counters.iter().map(|(name, _)| name.len() + COUNTER_BYTES).sum(),
+        }
+    }
+
+    fn enter(self, status: &mut NodeStatus) {
+        match self {
+            Self::Borrower(borrower) => status.borrowers.push(borrower),
+            Self::Neighbour(neighbour) => status.neighbours.push(neighbour),
+            Self::Program(program) => status.programs.push(program),
+            Self::Counters(counters) => status.counters.extend(counters),
+        }
+    }
+}
 
 /// A peer asks how this node is: with many links, to look takes longer than others may wait for the engine.
 struct StatusTask {
     node: Weak<Node>,
     asker: Asker,
     from: u64,
+    counters: bool,
 }
 
 impl BlockingTask for StatusTask {
@@ -37,7 +81,7 @@ impl BlockingTask for StatusTask {
             return step;
         }
         match self.node.upgrade().filter(|_| self.asker.neighbour.loss().is_none()) {
-            Some(node) => self.asker.answer(node.status_reply(self.from)),
+            Some(node) => self.asker.answer(node.status_reply(self.from, self.counters)),
             None => Step::Over,
         }
     }
@@ -45,78 +89,191 @@ impl BlockingTask for StatusTask {
 
 impl Node {
     /// Answers a peer that asks how this node is, from that entry on. `None`: the answer follows.
-    pub(crate) fn answer_with_status(&self, by: &Arc<Connection>, number: u32, from: u64) -> Option<Reply> {
+    pub(crate) fn answer_with_status(
+        &self,
+        by: &Arc<Connection>,
+        number: u32,
+        from: u64,
+        counters: bool,
+    ) -> Option<Reply> {
         // A program that drives a node of its own does this, too.
-        let Some(node) = self.served.get() else { return Some(self.status_reply(from)) };
+        let Some(node) = self.served.get() else { return Some(self.status_reply(from, counters)) };
         let node = node.clone();
-        self.lending.begin_for(by, number, |asker| Box::new(StatusTask { node, asker, from }))
+        self.lending.begin_for(by, number, |asker| Box::new(StatusTask { node, asker, from, counters }))
     }
 
-    fn status_reply(&self, from: u64) -> Reply {
-        let (status, next) = self.status_part(from, MAX_STATUS_BYTES);
-        Reply::Status { status: Box::new(status), next }
+    fn status_reply(&self, from: u64, counters: bool) -> Reply {
+        let (part, next) = self.status_part(from, counters, MAX_PART_BYTES);
+        Reply::Status { part: part.text(), next }
     }
 
-    /// How this node is.
+    /// How this node is, with its counters.
     pub fn status(&self) -> NodeStatus {
-        self.status_part(0, usize::MAX).0
+        self.status_part(0, true, usize::MAX).0
     }
 
     /// The status of this node from entry `from` on, as many entries as fit into `max_bytes`; and where the next
     /// part begins, if there is more.
-    pub(crate) fn status_part(&self, from: u64, max_bytes: usize) -> (NodeStatus, Option<u64>) {
+    fn status_part(&self, from: u64, counters: bool, max_bytes: usize) -> (NodeStatus, Option<u64>) {
         let mut connections = self.peers();
         connections.sort_by_key(|connection| connection.id);
         let mut status = self.status_head();
-        let mut left_bytes = max_bytes;
-        let mut takes = |bytes: usize| match left_bytes.checked_sub(bytes) {
-            Some(left) => {
-                left_bytes = left;
-                true
-            }
-            None => false,
-        };
-        for connection in connections.iter().filter(|connection| u64::from(connection.id.0) >= from) {
-            let Some(borrower) = self.lending.borrower(connection) else { continue };
-            let texts = [Some(&borrower.name), borrower.address.as_ref(), borrower.key.as_ref()];
-            if !takes(BORROWER_BYTES + texts.into_iter().flatten().map(String::len).sum::<usize>()) {
-                return (status, Some(connection.id.0.into()));
-            }
-            status.borrowers.push(borrower);
-        }
-        let bytes_of = |(name, _): &(String, u64)| COUNTER_BYTES + name.len();
-        for (place, counter) in (COUNTERS..).zip(self.counters(&connections)) {
-            if place < from {
+        let head_bytes = status.text().len();
+        let mut left_bytes = max_bytes.saturating_sub(head_bytes);
+        for (place, entry) in self.entries(&connections, from, counters) {
+            let bytes = entry.bytes();
+            // One that fits into no part is left out: the next part must begin later than this one did.
+            if head_bytes.saturating_add(bytes) > max_bytes {
                 continue;
             }
-            if !takes(bytes_of(&counter)) {
-                return (status, Some(place));
-            }
-            status.counters.push(counter);
-        }
-        for connection in connections.iter().filter(|connection| LINKS + u64::from(connection.id.0) >= from) {
-            let counters = self.link_counters(connection);
-            if !takes(counters.iter().map(bytes_of).sum()) {
-                return (status, Some(LINKS + u64::from(connection.id.0)));
-            }
-            status.counters.extend(counters);
+            let Some(left) = left_bytes.checked_sub(bytes) else { return (status, Some(place)) };
+            left_bytes = left;
+            entry.enter(&mut status);
         }
         (status, None)
+    }
+
+    /// What there is to be told, from that place on. Each entry is made when it is its turn.
+    fn entries<'a>(
+        &'a self,
+        connections: &'a [Arc<Connection>],
+        from: u64,
+        with_counters: bool,
+    ) -> impl Iterator<Item = (u64, Entry)> + 'a {
+        let links_from = move |section: u64| {
+            let placed =
+                connections.iter().map(move |connection| (section + u64::from(connection.id.0), connection));
+            placed.filter(move |(place, _)| *place >= from)
+        };
+        let borrowers = links_from(0).filter_map(|(place, connection)| {
+            let mut borrower = self.lending.borrower(connection)?;
+            borrower.links = self.links_of(connection.neighbour());
+            Some((place, Entry::Borrower(borrower)))
+        });
+        let wanted = self.fabric.wanted();
+        let count = wanted.map_or(0, |wanted| wanted.count());
+        let wanted = (WANTED..).zip(0..count).filter(move |(place, _)| *place >= from).filter_map(
+            move |(place, index)| {
+                Some((place, Entry::Neighbour(self.wanted_neighbour(index, wanted?.status(index)?))))
+            },
+        );
+        let neighbours = links_from(NEIGHBOURS)
+            .filter(|(_, connection)| self.is_neighbour(connection))
+            .map(|(place, connection)| (place, Entry::Neighbour(self.neighbour_status(connection))));
+        let domains: Vec<_> = self.programs.open_domains().values().cloned().collect();
+        let programs = domains.into_iter().filter_map(move |domain| {
+            let place = PROGRAMS + u64::from(domain.number) * 256 + u64::from(domain.process);
+            (place >= from).then(|| (place, Entry::Program(self.programs.status(&domain))))
+        });
+        let counters = with_counters.then(|| {
+            let own = (COUNTERS..).zip(self.counters(connections)).filter(move |(place, _)| *place >= from);
+            own.map(|(place, counter)| (place, Entry::Counters(vec![counter])))
+        });
+        let of_links = with_counters.then(|| {
+            links_from(LINKS)
+                .map(|(place, connection)| (place, Entry::Counters(self.link_counters(connection))))
+        });
+        borrowers
+            .chain(wanted)
+            .chain(neighbours)
+            .chain(programs)
+            .chain(counters.into_iter().flatten())
+            .chain(of_links.into_iter().flatten())
     }
 
     /// What stands in every part.
     fn status_head(&self) -> NodeStatus {
         let ledger = self.lending.ledger.lock();
+        let (lend_bytes, lent_bytes) = (ledger.lend_bytes(), ledger.lent_bytes());
+        let being_freed_bytes = ledger.account().being_freed_bytes();
+        let listens = self.listens.get().map_or(&[][..], Vec::as_slice);
         NodeStatus {
             name: self.name().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             process_id: std::process::id(),
             uptime_s: self.fabric.uptime().as_secs(),
-            lend_bytes: ledger.lend_bytes(),
-            lent_bytes: ledger.lent_bytes(),
-            borrowers: Vec::new(),
-            counters: Vec::new(),
+            listens: listens.iter().take(MAX_LISTENS).cloned().collect(),
+            ending_within_s: self.fabric.ends_within().map(|within| within.as_secs()),
+            lend_bytes,
+            lent_bytes,
+            free_bytes: lend_bytes.saturating_sub(lent_bytes).saturating_sub(being_freed_bytes),
+            being_freed_bytes,
+            limits: self.programs.limits(),
+            named: ledger.named_totals(),
+            ..NodeStatus::default()
         }
+    }
+
+    /// Whether a link is the first one of a node that is joined to this one, and is told of nowhere else.
+    fn is_neighbour(&self, connection: &Connection) -> bool {
+        !connection.is_part()
+            && connection.loss().is_none()
+            && connection.identity().is_some()
+            && !self.fabric.numbers.is_kept(connection.id)
+            && self.lending.borrower(connection).is_none()
+    }
+
+    /// How a neighbour is that this node is to be joined to.
+    fn wanted_neighbour(&self, index: usize, wanted: WantedStatus) -> NeighbourStatus {
+        let number = index as u32 + 1;
+        let peer = self.fabric.numbers.peer(number).filter(|_| wanted.is_joined);
+        let joined = peer.and_then(|peer| self.fabric.connection(peer));
+        let mut status = joined.map(|joined| self.neighbour_status(&joined)).unwrap_or_default();
+        status.number = number;
+        status.is_wanted = true;
+        status.addresses = wanted.addresses.iter().map(ToString::to_string).collect();
+        status.failure = wanted.failure;
+        if status.state != NeighbourState::Silent {
+            status.since_s = wanted.lasts.as_secs();
+        }
+        status
+    }
+
+    /// How a node is that is joined by this link.
+    fn neighbour_status(&self, first: &Arc<Connection>) -> NeighbourStatus {
+        let neighbour = first.neighbour();
+        let (state, lasts) = match silence_of(neighbour) {
+            Some(silence) => (NeighbourState::Silent, silence),
+            None => (NeighbourState::Joined, first.age()),
+        };
+        NeighbourStatus {
+            number: self.fabric.numbers.number(neighbour.id),
+            name: neighbour.name(),
+            process_id: first.link.peer_process_id(),
+            key: first.link.peer_key().map(|key| key.to_string()),
+            addresses: first.link.peer_address().map(|address| address.to_string()).into_iter().collect(),
+            is_wanted: false,
+            state,
+            since_s: lasts.as_secs(),
+            failure: None,
+            links: self.links_of(neighbour),
+        }
+    }
+
+    /// The links to a neighbour, and what has gone by them.
+    fn links_of(&self, neighbour: &Neighbour) -> Vec<LinkStatus> {
+        let links = neighbour.links();
+        let paths: Vec<_> = {
+            let engine = self.fabric.engine.lock();
+            let place = |link: &Arc<Connection>| link.place();
+            links.iter().map(place).map(|(id, path)| engine.path_status(id, path)).collect()
+        };
+        let status = |(connection, path): (&Arc<Connection>, Option<_>)| {
+            let counters = connection.link.counters();
+            let path: Option<tombolo_core::rdma::PathStatus> = path;
+            LinkStatus {
+                path: connection.place().1.0,
+                address: connection.link.peer_address().map(|address| address.to_string()),
+                answers: !connection.link.is_suspect(),
+                sent_bytes: counters.bytes_sent,
+                received_bytes: counters.bytes_received,
+                packet_bytes: connection.link.max_packet_bytes() as u64,
+                window_bytes: path.as_ref().map_or(0, |path| path.window_bytes),
+                round_trip_ns: path.as_ref().and_then(|path| path.round_trip_ns),
+                blocks_sent: path.as_ref().map_or(0, |path| path.blocks_sent),
+            }
+        };
+        links.iter().zip(paths).map(status).collect()
     }
 
     /// How a link is, for [`Node::status`]: how large packets may be now, and where its neighbour has several,
@@ -149,18 +306,23 @@ impl Node {
 
     /// The counters of the node as a whole: always the same ones, in the same order.
     fn counters(&self, connections: &[Arc<Connection>]) -> Vec<(String, u64)> {
-        let mut counters = vec![
-            ("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed)),
-            ("is_ending".to_owned(), u64::from(self.fabric.is_ending())),
-        ];
+        let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
         counters.extend(self.fabric.engine.lock().counters().named());
         counters.extend(self.gone_links.and(connections.iter().map(|connection| &*connection.link)));
         counters.extend(self.listener_stats.named());
         counters.extend(self.programs.counters());
         counters.extend(self.access_counters());
-        counters.extend(self.lending.ledger.lock().counters());
         counters
     }
+}
+
+/// For how long nothing has been heard by any link of a neighbour, if that is so.
+fn silence_of(neighbour: &Neighbour) -> Option<Duration> {
+    if !neighbour.is_suspect() {
+        return None;
+    }
+    let links = neighbour.links();
+    Some(links.iter().filter_map(|link| link.silent_for()).min().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -197,24 +359,21 @@ mod tests {
                 assert!(matches!(answer, Ok((Reply::Lent { .. }, _))), "{answer:?}");
                 lent += 4096 * count;
             }
-            let status = crate::status_of(&address, &Security::Insecure).unwrap();
+            let status =
+                crate::StatusClient::connect(&address, &Security::Insecure).unwrap().ask(true).unwrap();
             assert_eq!((status.borrowers.len(), status.lent_bytes), (BORROWERS, lent));
             let sizes: BTreeSet<u64> = status.borrowers.iter().map(|borrower| borrower.bytes).collect();
             assert_eq!(sizes.len(), BORROWERS, "each is told of once");
             assert!(status.borrowers.iter().all(|each| each.process_id == Some(std::process::id())));
-            let names: BTreeSet<&String> = status.counters.iter().map(|(name, _)| name).collect();
-            assert_eq!(names.len(), status.counters.len(), "each is told of once");
             let wanted = lender.status();
-            assert!(
-                wanted.counters.iter().all(|(name, _)| names.contains(name) || name.starts_with("peer_"))
-            );
-            let message = |status| Reply::Status { status: Box::new(status), next: Some(u64::MAX) };
-            let whole = MessageV1::Answer { number: 0, reply: message(wanted) };
-            assert!(Message::V1(whole).encode().len() > MAX_CONTROL_BYTES, "it fits: the test shows nothing");
+            let is_told = |name: &String| status.counters.contains_key(name) || name.starts_with("peer_");
+            assert!(wanted.counters.keys().all(is_told));
+            assert!(wanted.text().len() > MAX_CONTROL_BYTES, "it fits: the test shows nothing");
             let mut from = Some(0);
             while let Some(place) = from {
-                let (part, next) = lender.status_part(place, MAX_STATUS_BYTES);
-                let part = MessageV1::Answer { number: u32::MAX, reply: message(part) };
+                let reply = lender.status_reply(place, true);
+                let &Reply::Status { next, .. } = &reply else { panic!("{reply:?}") };
+                let part = MessageV1::Answer { number: u32::MAX, reply };
                 assert!(Message::V1(part).encode().len() <= MAX_CONTROL_BYTES);
                 assert!(next.is_none_or(|next| next > place));
                 from = next;

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tombolo_core::rdma::{PathId, PeerId};
@@ -50,6 +50,8 @@ pub struct Connection {
     /// The link is suspect: the engine does without it until something is heard again.
     pub(crate) is_paused: AtomicBool,
     silence: Mutex<Silence>,
+    /// When it was made.
+    came: Instant,
     /// Why this link is gone.
     pub(super) lost: OnceLock<LossReason>,
     /// The neighbour whose first link this is, until another one is known.
@@ -83,6 +85,7 @@ impl Connection {
             tick_at_ns: AtomicU64::new(0),
             is_paused: AtomicBool::new(false),
             silence: Mutex::default(),
+            came: Instant::now(),
             lost: OnceLock::new(),
             own: Neighbour::new(id, first.clone()),
             further_of: OnceLock::new(),
@@ -91,8 +94,13 @@ impl Connection {
 
     /// Says that the link does not answer, or answers again.
     pub(crate) fn tell_of_silence(&self) {
-        let is_silent = self.is_paused.load(Ordering::Relaxed);
-        if !self.silence.lock().is_news(is_silent, Instant::now()) {
+        let (is_silent, now) = (self.is_paused.load(Ordering::Relaxed), Instant::now());
+        let is_news = {
+            let mut silence = self.silence.lock();
+            silence.note(is_silent, now);
+            silence.is_news(is_silent, now)
+        };
+        if !is_news {
             return;
         }
         let PeerLabel { name, address, .. } = self.label();
@@ -106,6 +114,16 @@ impl Connection {
         } else {
             tracing::info!(peer, address, "a link answers again");
         }
+    }
+
+    /// For how long nothing has been heard by it, if it is suspect.
+    pub(crate) fn silent_for(&self) -> Option<Duration> {
+        self.silence.lock().lasts()
+    }
+
+    /// For how long it has been there.
+    pub(crate) fn age(&self) -> Duration {
+        self.came.elapsed()
     }
 
     /// The neighbour that this link leads to.

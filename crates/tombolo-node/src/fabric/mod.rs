@@ -3,7 +3,8 @@
 //! It owns the table of links with the engine that sends by them ([`table`]), the state of each link
 //! ([`connection`]), the nodes at the other ends ([`neighbour`]) with their identities and numbers, what is
 //! permitted to them ([`admission`]), and what nodes say to each other ([`messages`]). It joins wanted nodes and
-//! keeps them joined ([`neighbourhood`], [`joining`]), and says when one does not answer ([`silence`]).
+//! keeps them joined ([`neighbourhood`], [`joining`], [`wanted`]), says when one does not answer ([`silence`]), and has the
+//! form in which a node tells how it is ([`status`]).
 //!
 //! It calls no other room. What it needs of the node that drives its links stands in [`link_driver`].
 
@@ -22,6 +23,8 @@ pub(crate) mod neighbourhood;
 pub(crate) mod numbers;
 pub(crate) mod paths;
 pub(crate) mod silence;
+pub(crate) mod status;
 pub(crate) mod stirred;
 pub(crate) mod table;
 pub(crate) mod third_party;
+pub(crate) mod wanted;

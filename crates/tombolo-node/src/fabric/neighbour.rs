@@ -132,8 +132,13 @@ impl Neighbour {
         good.or(first).or_else(|| further.first().cloned())
     }
 
+    /// Its links that are there.
+    pub(crate) fn links(&self) -> Vec<Arc<Connection>> {
+        self.first_if_up().into_iter().chain(self.further.read().iter().cloned()).collect()
+    }
+
     /// Whether all of its links are suspect.
-    pub(super) fn is_suspect(&self) -> bool {
+    pub(crate) fn is_suspect(&self) -> bool {
         self.first_if_up().is_none_or(|first| first.link.is_suspect())
             && self.further.read().iter().all(|further| further.link.is_suspect())
     }

@@ -28,6 +28,7 @@ use crate::fabric::life::Life;
 use crate::fabric::link_driver::{JoinError, LinkDriver};
 use crate::fabric::messages::{Message, MessageV1, Reply, Request};
 use crate::fabric::table::Fabric;
+use crate::fabric::wanted::WantedNeighbours;
 
 /// Questions to be joined that wait at once; beyond, they are refused and asked again.
 const MAX_JOINING: usize = 256;
@@ -78,29 +79,6 @@ enum PathOutcome {
     Failed(String),
 }
 
-/// Failures that people have been told of, by the addresses that they concern: each is told once, until it is over
-/// or another.
-#[derive(Debug, Default)]
-struct ToldFailures(HashMap<(NeighbourId, usize), String>);
-
-impl ToldFailures {
-    /// A failure at an address: whether it is to be told.
-    fn note_failure(&mut self, neighbour: NeighbourId, address: usize, reason: &str) -> bool {
-        let before = self.0.insert((neighbour, address), reason.to_owned());
-        before.is_none_or(|before| before != reason)
-    }
-
-    /// A neighbour is joined.
-    fn joined(&mut self, neighbour: NeighbourId) {
-        self.0.retain(|(of, _), _| *of != neighbour);
-    }
-
-    /// A further address leads to a neighbour.
-    fn reached(&mut self, neighbour: NeighbourId, address: usize) {
-        self.0.remove(&(neighbour, address));
-    }
-}
-
 /// What is reported of links.
 #[derive(Debug)]
 enum Report {
@@ -119,6 +97,8 @@ pub(crate) struct LinkReports {
     sender: Sender<Report>,
     /// Peers that wait to be joined.
     joining: Mutex<usize>,
+    /// How those are that are wanted.
+    wanted: Arc<WantedNeighbours>,
 }
 
 impl LinkReports {
@@ -162,8 +142,8 @@ pub struct Neighbourhood {
     paths: HashMap<(NeighbourId, usize), Arc<Connection>>,
     /// By which address a neighbour's first link was dialed.
     firsts: HashMap<NeighbourId, (usize, LinkId)>,
-    /// What was told of failures last.
-    failures: ToldFailures,
+    /// How they are, for whoever asks this node.
+    known: Arc<WantedNeighbours>,
 }
 
 fn proof_of(link: &dyn Link) -> Proof {
@@ -176,6 +156,11 @@ fn proof_of(link: &dyn Link) -> Proof {
 }
 
 impl Fabric {
+    /// How those are that this node is to be joined to, if somebody keeps them.
+    pub(crate) fn wanted(&self) -> Option<&WantedNeighbours> {
+        self.reports.get().map(|reports| &*reports.wanted)
+    }
+
     /// A peer asks to be joined by this link, as a neighbour that it wants. `None`: it is answered later.
     pub(crate) fn ask_to_be_joined(
         &self,
@@ -312,8 +297,11 @@ impl Neighbourhood {
         let mut seed = [0; 8];
         SystemRandom::new().fill(&mut seed).map_err(|_| io::Error::other("no random numbers"))?;
         let (sender, reports) = mpsc::channel();
-        let (fabric, to_report) =
-            (node.fabric(), LinkReports { sender: sender.clone(), joining: Mutex::new(0) });
+        let known = Arc::new(WantedNeighbours::new(&wanted));
+        let (fabric, to_report) = (
+            node.fabric(),
+            LinkReports { sender: sender.clone(), joining: Mutex::new(0), wanted: known.clone() },
+        );
         if !fabric.keep_numbers(wanted.len()) || fabric.reports.set(to_report).is_err() {
             return Err(io::Error::other("this node has peers already, or is to have too many"));
         }
@@ -328,7 +316,7 @@ impl Neighbourhood {
             reached: HashMap::new(),
             paths: HashMap::new(),
             firsts: HashMap::new(),
-            failures: ToldFailures::default(),
+            known,
         })
     }
 
@@ -387,7 +375,7 @@ impl Neighbourhood {
             Report::Event(event) => event,
             Report::Failed(dial, reason) => {
                 let (neighbour, address) = (dial.neighbour(), dial.address());
-                if self.failures.note_failure(neighbour, address, &reason)
+                if self.known.note_failure(neighbour, address, &reason)
                     && let Some(address) = self.address(neighbour, address)
                 {
                     told(NeighbourEvent::Failed { address, reason });
@@ -405,12 +393,12 @@ impl Neighbourhood {
                 let is_up = matches!(outcome, PathOutcome::Up(_));
                 match outcome {
                     PathOutcome::Up(path) => {
-                        self.failures.reached(neighbour, address);
+                        self.known.reached(neighbour, address);
                         self.paths.insert((neighbour, address), path);
                     }
                     PathOutcome::NotNeeded => {}
                     PathOutcome::Failed(reason) => {
-                        if self.failures.note_failure(neighbour, address, &reason)
+                        if self.known.note_failure(neighbour, address, &reason)
                             && let Some(address) = self.address(neighbour, address)
                         {
                             told(NeighbourEvent::PathFailed { address, reason });
@@ -530,16 +518,18 @@ impl Neighbourhood {
                 let first = fabric.numbers.peer(number).and_then(|peer| fabric.connection(peer));
                 let name = first.map_or_else(String::new, |first| first.neighbour().name());
                 told(NeighbourEvent::Joined { address, name, again: change == Change::JoinedAgain });
-                self.failures.joined(neighbour);
+                self.known.joined(neighbour);
             }
             Change::Lost => {
                 let lost = self.reached.remove(&neighbour).and_then(|peer| peer.loss());
                 let reason = lost.map_or_else(|| "its link is gone".into(), |reason| reason.to_string());
+                self.known.lost(neighbour);
                 told(NeighbourEvent::Lost { address, reason });
             }
             Change::IsItself => {
                 // The machine reports it once.
                 let reason = "this is the node itself: name others".to_owned();
+                self.known.note_failure(neighbour, 0, &reason);
                 told(NeighbourEvent::Failed { address, reason });
             }
         }

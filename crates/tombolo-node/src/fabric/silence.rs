@@ -27,6 +27,11 @@ impl Silence {
         }
     }
 
+    /// For how long it has been silent, if it is.
+    pub(crate) fn lasts(&self) -> Option<Duration> {
+        Some(self.began?.elapsed())
+    }
+
     /// Whether to say that it is silent now, or that it answers again.
     pub(crate) fn is_news(&mut self, is_silent: bool, now: Instant) -> bool {
         if is_silent == self.is_silent {

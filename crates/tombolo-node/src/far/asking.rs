@@ -10,7 +10,8 @@ use tombolo_link::{Address, OpenError, Security};
 use crate::driver::node::Node;
 use crate::fabric::connection::Connection;
 use crate::fabric::link_driver::{AskError, JoinError};
-use crate::fabric::messages::{NodeStatus, Reply, Request};
+use crate::fabric::messages::{Reply, Request};
+use crate::fabric::status::NodeStatus;
 use crate::lending::ledger::LendError;
 
 /// Why memory could not be borrowed.
@@ -66,41 +67,80 @@ pub enum BorrowError {
     SetUp(#[from] LendError),
 }
 
-/// The most borrowers and counters that a node can tell of: some megabytes.
+/// The most entries that a node can tell of: some megabytes.
 const MAX_STATUS_ENTRIES: usize = 100_000;
+/// A place after all entries: what is said of the node as a whole is all that is asked for.
+const AFTER_ALL: u64 = u64::MAX;
 
-/// Asks a node how it is.
-pub fn status_of(address: &Address, security: &Security) -> Result<NodeStatus, BorrowError> {
-    let node = Node::new("status", 0, 0)?;
-    let peer = node.add_peer(tombolo_link::connect(address, security, timing::BORROW_TIMEOUT)?);
-    let (mut status, mut next) = ask_status(&node, &peer, address, 0)?;
-    let mut from = 0;
-    while let Some(place) = next {
-        // A node that is right comes to an end.
-        if place <= from || status.borrowers.len() + status.counters.len() > MAX_STATUS_ENTRIES {
-            let reason = "its status has no end".into();
-            return Err(BorrowError::Refused { lender: address.clone(), reason });
-        }
-        from = place;
-        let (part, more) = ask_status(&node, &peer, address, place)?;
-        status.borrowers.extend(part.borrowers);
-        status.counters.extend(part.counters);
-        next = more;
+/// A link to a node that is asked how it is.
+#[derive(Debug)]
+pub struct StatusClient {
+    node: Node,
+    peer: Arc<Connection>,
+    address: Address,
+}
+
+impl StatusClient {
+    /// Connects to a node that listens there.
+    pub fn connect(address: &Address, security: &Security) -> Result<Self, BorrowError> {
+        let node = Node::new("status", 0, 0)?;
+        let peer = node.add_peer(tombolo_link::connect(address, security, timing::BORROW_TIMEOUT)?);
+        Ok(Self { node, peer, address: address.clone() })
     }
-    Ok(status)
+
+    /// Where it was connected to.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// How that node is; with its counters, or without.
+    pub fn ask(&self, counters: bool) -> Result<NodeStatus, BorrowError> {
+        let ask = |from| ask_status(&self.node, &self.peer, &self.address, from, counters);
+        let (mut status, mut next) = ask(0)?;
+        let mut from = 0;
+        while let Some(place) = next {
+            // A node that is right comes to an end.
+            if place <= from || status.entries() > MAX_STATUS_ENTRIES {
+                return Err(refused_because(&self.address, "its status has no end"));
+            }
+            from = place;
+            let (part, more) = ask(place)?;
+            status.append(part);
+            next = more;
+        }
+        Ok(status)
+    }
+}
+
+/// How a node is as a whole: what it lends, and to how much of that nobody has a claim.
+pub(super) fn ask_head(
+    node: &Node,
+    peer: &Arc<Connection>,
+    address: &Address,
+) -> Result<NodeStatus, BorrowError> {
+    Ok(ask_status(node, peer, address, AFTER_ALL, false)?.0)
 }
 
 /// How a node is, from some entry on; and where the next part begins, if there is more.
-pub(super) fn ask_status(
+fn ask_status(
     node: &Node,
     peer: &Arc<Connection>,
     address: &Address,
     from: u64,
+    counters: bool,
 ) -> Result<(NodeStatus, Option<u64>), BorrowError> {
-    match ask(node, peer, address, Request::Status { from }, timing::BORROW_TIMEOUT)?.0 {
-        Reply::Status { status, next } => Ok((*status, next)),
+    let request = Request::Status { from, counters };
+    match ask(node, peer, address, request, timing::BORROW_TIMEOUT)?.0 {
+        Reply::Status { part, next } => match NodeStatus::parse(&part) {
+            Ok(part) => Ok((part, next)),
+            Err(error) => Err(refused_because(address, &format!("its status cannot be read: {error}"))),
+        },
         other => Err(refused(address, other)),
     }
+}
+
+fn refused_because(lender: &Address, reason: &str) -> BorrowError {
+    BorrowError::Refused { lender: lender.clone(), reason: reason.to_owned() }
 }
 
 pub(super) fn refused(lender: &Address, reply: Reply) -> BorrowError {

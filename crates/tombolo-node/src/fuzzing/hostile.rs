@@ -423,10 +423,7 @@ impl<'a> Attack<'a> {
         let name: SegmentName = NAME.parse().expect("a name");
         assert!(has_written || node.lending.ledger.lock().named(&name).is_some(), "a name was removed");
         drop(lent.named);
-        wait_for("freeing what it had", || {
-            let counters = node.lending.ledger.lock().counters();
-            counters.into_iter().all(|(name, count)| name != "lend_being_freed_bytes" || count == 0)
-        });
+        wait_for("freeing what it had", || node.lending.ledger.lock().account().being_freed_bytes() == 0);
         let ledger = node.lending.ledger.lock();
         let named_bytes: u64 =
             ledger.named_after(None).map(|(_, published)| published.segment.memory().len() as u64).sum();

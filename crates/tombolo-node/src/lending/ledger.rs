@@ -16,6 +16,7 @@ use tombolo_host::shared::SharedMemory;
 
 use crate::fabric::life::NoRandomNumbers;
 use crate::fabric::messages::Checksum;
+use crate::fabric::status::NamedTotals;
 use crate::lending::named::SegmentName;
 use crate::memory::allocation::AllocationError;
 use crate::memory::reclaim::{Account, Holder, Room, Segment, TakeError};
@@ -209,14 +210,10 @@ impl Ledger {
         self.named.remove(name)
     }
 
-    /// How many segments have names, and of how many bytes; what is not lent any more, and not free yet.
-    pub fn counters(&self) -> Vec<(String, u64)> {
+    /// How many segments have names, and of how many bytes.
+    pub fn named_totals(&self) -> NamedTotals {
         let bytes = self.named.values().map(|published| published.length_bytes).sum();
-        vec![
-            ("named_segments".to_owned(), self.named.len() as u64),
-            ("named_bytes".to_owned(), bytes),
-            ("lend_being_freed_bytes".to_owned(), self.account.being_freed_bytes()),
-        ]
+        NamedTotals { segments: self.named.len() as u64, bytes }
     }
 
     /// Lets a peer read what has this name; its number, and what it reads.

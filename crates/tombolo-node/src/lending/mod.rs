@@ -21,7 +21,8 @@ use tombolo_host::pool::BlockingTask;
 use crate::fabric::answered::Answered;
 use crate::fabric::connection::Connection;
 use crate::fabric::label;
-use crate::fabric::messages::{Borrower, Reply};
+use crate::fabric::messages::Reply;
+use crate::fabric::status::Borrower;
 use crate::lending::asker::Asker;
 use crate::memory::blocking::{Owner, Pools};
 use crate::memory::reclaim::Reclaimer;
@@ -51,7 +52,7 @@ impl Lending {
         self.ledger.lock().segments_of(peer).next().is_some()
     }
 
-    /// What a peer has borrowed, if it has.
+    /// What a peer has borrowed, if it has; of its links nothing is said.
     pub(crate) fn borrower(&self, connection: &Connection) -> Option<Borrower> {
         let (mut bytes, mut segments) = (0, 0);
         for (_, memory) in self.ledger.lock().segments_of(connection.id) {
@@ -65,6 +66,9 @@ impl Lending {
             key: connection.link.peer_key().map(|key| key.to_string()),
             bytes,
             segments,
+            since_s: connection.age().as_secs(),
+            is_mapped: connection.link.supports_windows(),
+            links: Vec::new(),
         })
     }
 

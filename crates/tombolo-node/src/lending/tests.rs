@@ -14,6 +14,7 @@ use crate::driver::address_space::BUFFERS;
 use crate::driver::node::{Node, NodeEvent, NodeEvents};
 use crate::fabric::connection::Connection;
 use crate::fabric::messages::{Checksum, Reply, Request};
+use crate::fabric::status::NodeStatus;
 use crate::memory::allocation::allocate;
 use crate::memory::blocking::Owner;
 use crate::memory::reclaim::Segment;
@@ -194,9 +195,11 @@ fn a_reader_keeps_what_it_reads_and_cannot_change_it() {
 
 /// What a lender says of itself, asked by way of its loop.
 fn being_freed(asker: &Borrower) -> (u64, u64) {
-    let Reply::Status { status, .. } = asker.ask(Request::Status { from: 0 }) else { panic!() };
-    let freeing = status.counters.iter().find(|(name, _)| name == "lend_being_freed_bytes");
-    (status.lent_bytes, freeing.map_or(0, |(_, bytes)| *bytes))
+    let Reply::Status { part, .. } = asker.ask(Request::Status { from: 0, counters: false }) else {
+        panic!()
+    };
+    let status = NodeStatus::parse(&part).unwrap();
+    (status.lent_bytes, status.being_freed_bytes)
 }
 
 #[test]
@@ -295,9 +298,10 @@ fn two_thousand_segments_have_names_and_all_of_it_is_told() {
         let segment = borrower.create(0);
         assert_eq!(borrower.publish(segment, &format!("{index:0>100}"), checksum(&[])), Reply::Done);
     }
-    let status = crate::status_of(&lender.address, &Security::Insecure).unwrap();
-    let count = status.counters.iter().find(|(name, _)| name == "named_segments");
-    assert_eq!((count.map(|(_, count)| *count), status.lent_bytes), (Some(SEGMENTS), SEGMENTS * 4096));
+    let client = crate::StatusClient::connect(&lender.address, &Security::Insecure).unwrap();
+    let status = client.ask(false).unwrap();
+    assert_eq!((status.named.segments, status.lent_bytes), (SEGMENTS, SEGMENTS * 4096));
+    assert!(status.counters.is_empty(), "they were not asked for");
     let store =
         crate::Store::connect("list", std::slice::from_ref(&lender.address), &Security::Insecure).unwrap();
     assert_eq!(store.list().unwrap().len() as u64, SEGMENTS);

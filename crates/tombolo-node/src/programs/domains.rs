@@ -183,9 +183,6 @@ impl Programs {
             ("programs_memory_bytes".to_owned(), self.memory.in_use_bytes()),
             ("programs_memory_being_freed_bytes".to_owned(), self.memory.being_freed_bytes()),
             ("programs_awake".to_owned(), self.awake.domains().len() as u64),
-            ("limit_domains".to_owned(), self.limits.domains.into()),
-            ("limit_program_memory_bytes".to_owned(), self.limits.program_memory_bytes),
-            ("limit_transactions".to_owned(), self.limits.transactions.into()),
         ];
         for (name, counter) in [
             ("programs_transfers", transfers),

@@ -17,6 +17,7 @@ pub(crate) mod helper;
 pub(crate) mod mail_shares;
 pub(crate) mod own;
 mod requests;
+mod status;
 pub(crate) mod user;
 pub(crate) mod windows;
 

@@ -53,6 +53,11 @@ struct Table {
 }
 
 impl OwnRanges {
+    /// How much memory is registered.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.read().ranges.values().map(|range| range.end - range.start).sum()
+    }
+
     /// The domain closes: nothing of it is touched any more, but by an access that hangs.
     pub(super) fn close(&self) -> Option<Arc<OwnAccess>> {
         let mut table = self.0.write();

@@ -132,7 +132,7 @@ fn full_links_stop_nobody_else(kind: fn() -> Address) {
             drive_until(&node, "it is read back", || outcome(user) == Some(Ok(())));
             assert!(node.buffers().span(at as usize, bytes.len()).unwrap().to_vec() == bytes);
         }
-        let counters: HashMap<String, u64> = node.status().counters.into_iter().collect();
+        let counters = node.status().counters;
         assert_eq!(counters["packets_dropped"], 0);
         stop.store(true, Ordering::Relaxed);
     });

@@ -162,7 +162,7 @@ struct Ends<'a> {
 impl Ends<'_> {
     fn size_there(&self) -> u64 {
         let counters = self.there.status().counters;
-        counters.iter().find(|(name, _)| name == "peer_1_path_0_packet_bytes").map_or(0, |(_, bytes)| *bytes)
+        counters.get("peer_1_path_0_packet_bytes").copied().unwrap_or(0)
     }
 
     /// Packets become as large as that MTU allows, both ways, and the work goes on.

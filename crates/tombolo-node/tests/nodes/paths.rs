@@ -72,7 +72,7 @@ fn carry(front: &UdpSocket, node: SocketAddr, cut: &AtomicBool, stop: &AtomicBoo
 
 /// Bytes sent by each path that is up, by the path's name.
 fn sent_by_path(node: &Node) -> HashMap<String, u64> {
-    let counters: HashMap<String, u64> = node.status().counters.into_iter().collect();
+    let counters = node.status().counters;
     let up = counters.iter().filter_map(|(name, up)| name.strip_suffix("_up").filter(|_| *up == 1));
     let paths = up.filter(|name| name.contains("_path_"));
     paths.map(|path| (path.to_owned(), counters[&format!("{path}_bytes_sent")])).collect()

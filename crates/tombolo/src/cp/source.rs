@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::OFlags;
 
 use super::{Interruptible, interrupted_or};
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Bytes, and how many.
 pub(super) struct Source {

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use tombolo_app::scratch::Scratch;
 
-use crate::Failure;
+use crate::failure::Failure;
 use tombolo_host::timing::command::{DEMO_CHECK_INTERVAL, DEMO_END_TIMEOUT, DEMO_RUN_TIMEOUT};
 
 /// A child process; ended when dropped.

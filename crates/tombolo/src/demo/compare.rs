@@ -16,7 +16,7 @@ use tombolo_host::timing::command::DEMO_ZRAM_TURN_TIMEOUT;
 
 use super::programs::{Ran, Workload};
 use super::{ALL_LOCAL_BYTES, LEND_BYTES, STOP, child, tombolo};
-use crate::Failure;
+use crate::failure::Failure;
 
 use super::progress::Progress;
 

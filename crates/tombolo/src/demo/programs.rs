@@ -7,7 +7,7 @@ use serde::Serialize;
 use tombolo_app::scratch::Scratch;
 
 use super::compare::{Demo, Place};
-use crate::Failure;
+use crate::failure::Failure;
 use crate::size::Size;
 
 mod columns;

@@ -26,10 +26,9 @@ pub struct Metric {
 use Kind::{Counter, Gauge, Seconds};
 
 const MICROSECONDS: Kind = Seconds(1_000_000);
-const NANOSECONDS: Kind = Seconds(1_000_000_000);
 
 /// Counters of a node's status, as the status calls them.
-const OF_NODES: [(&str, Kind, &str); 114] = [
+const OF_NODES: [(&str, Kind, &str); 100] = [
     ("acks", Counter, "Acknowledgements received that changed something"),
     ("atomics", Counter, "Atomic operations carried out for other nodes"),
     ("atomics_sent", Counter, "Atomic operations sent, repeats included"),
@@ -73,11 +72,6 @@ const OF_NODES: [(&str, Kind, &str); 114] = [
         Counter,
         "State changes that the table of the engine forbids; anything but 0 is a defect",
     ),
-    ("is_ending", Gauge, "1 while the node waits for its borrowers before it ends, else 0"),
-    ("lend_being_freed_bytes", Gauge, "Memory given back by borrowers that is not free yet"),
-    ("limit_domains", Gauge, "Processes of programs that may have a domain open"),
-    ("limit_program_memory_bytes", Gauge, "Memory that may be allocated for programs"),
-    ("limit_transactions", Gauge, "Blocks that may be under way at once"),
     ("links_bytes_received", Counter, "Bytes of packets received over all links"),
     ("links_bytes_sent", Counter, "Bytes of packets sent over all links"),
     ("links_control_received", Counter, "Control messages received"),
@@ -98,8 +92,6 @@ const OF_NODES: [(&str, Kind, &str); 114] = [
     ("links_up", Gauge, "Links to other nodes that can be used"),
     ("links_wakes_sent", Counter, "System calls made to wake a sleeping peer"),
     ("nacks_spared", Counter, "Refusals for absent pages not sent because the sender knew already"),
-    ("named_bytes", Gauge, "Bytes of named segments"),
-    ("named_segments", Gauge, "Named segments at this node"),
     ("notifications", Counter, "Notifications written"),
     ("notifies_sent", Counter, "Notifications sent in packets of their own"),
     ("own_accesses", Counter, "Accesses to memory that programs have registered"),
@@ -148,13 +140,6 @@ const OF_NODES: [(&str, Kind, &str); 114] = [
     ("transfers_done", Counter, "Transfers completed"),
     ("transfers_failed", Counter, "Transfers that ended with an error"),
     ("transfers_posted", Counter, "Transfers accepted"),
-    ("peer_path_blocks_sent", Counter, "Blocks sent by a link, repeats included"),
-    ("peer_path_bytes_received", Counter, "Bytes of packets received by a link"),
-    ("peer_path_bytes_sent", Counter, "Bytes of packets sent by a link"),
-    ("peer_path_packet_bytes", Gauge, "Largest packet that a link takes"),
-    ("peer_path_round_trip_ns", NANOSECONDS, "Smoothed round-trip time of a link"),
-    ("peer_path_up", Gauge, "1 if a link can be used, 0 if it is silent or lost"),
-    ("peer_path_window_bytes", Gauge, "Bytes that congestion control allows under way on a link"),
     ("first_blocks", Counter, "Blocks sent for the first time, by class"),
     ("nacks", Counter, "Negative acknowledgements, by direction and code"),
     (
@@ -204,10 +189,10 @@ const OF_CLASSES: [&str; 3] = ["high", "medium", "low"];
 
 /// A counter of a node's status. `None`: it is not known here.
 pub fn of_node(counter: &str) -> Option<Metric> {
-    let (shape, mut labels) = split_numbers(counter);
+    let mut labels = Labels::new();
     let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    let mut name = shape.as_str();
-    if let Some(class) = shape.strip_prefix("blocks_").filter(|class| OF_CLASSES.contains(class)) {
+    let mut name = counter;
+    if let Some(class) = counter.strip_prefix("blocks_").filter(|class| OF_CLASSES.contains(class)) {
         (name, labels) = ("first_blocks", vec![label("class", class)]);
     } else if let Some((direction, code)) = nack(counter) {
         (name, labels) = ("nacks", vec![label("direction", direction), label("code", code)]);
@@ -223,10 +208,16 @@ pub fn of_node(counter: &str) -> Option<Metric> {
     }
     let (_, kind, help) = *OF_NODES.iter().find(|(known, ..)| *known == name)?;
     let name = match kind {
-        Seconds(_) => format!("{}_seconds", name.trim_end_matches("_ns")),
+        Seconds(_) => format!("{name}_seconds"),
         _ => name.to_owned(),
     };
     Some(Metric { name, labels, kind, help })
+}
+
+/// The counters of the pager that are described.
+#[cfg(test)]
+pub fn names_of_runs() -> impl Iterator<Item = &'static str> {
+    OF_RUNS.iter().map(|(name, _)| *name)
 }
 
 /// What a counter of the pager says.
@@ -256,21 +247,6 @@ fn access(text: &str) -> Option<Labels> {
     Some(std::iter::once(("at".to_owned(), at.to_owned())).chain(kind).collect())
 }
 
-/// `peer_3_path_0_up` is `up` of path 0 to peer 3.
-fn split_numbers(counter: &str) -> (String, Labels) {
-    let mut words: Vec<&str> = Vec::new();
-    let mut labels = Labels::new();
-    for word in counter.split('_') {
-        match words.last() {
-            Some(what) if word.bytes().all(|byte| byte.is_ascii_digit()) && !word.is_empty() => {
-                labels.push(((*what).to_owned(), word.to_owned()));
-            }
-            _ => words.push(word),
-        }
-    }
-    (words.join("_"), labels)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -286,19 +262,7 @@ mod tests {
     #[test]
     fn what_stands_in_a_counters_name_is_a_label() {
         for (counter, name, of, kind) in [
-            (
-                "peer_3_path_0_blocks_sent",
-                "peer_path_blocks_sent",
-                &[("peer", "3"), ("path", "0")][..],
-                Counter,
-            ),
-            (
-                "peer_3_path_0_round_trip_ns",
-                "peer_path_round_trip_seconds",
-                &[("peer", "3"), ("path", "0")],
-                NANOSECONDS,
-            ),
-            ("blocks_sent", "blocks_sent", &[], Counter),
+            ("blocks_sent", "blocks_sent", &[][..], Counter),
             ("blocks_high", "first_blocks", &[("class", "high")], Counter),
             ("nacks_sent_buffer_full", "nacks", &[("direction", "sent"), ("code", "buffer_full")], Counter),
             ("nacks_spared", "nacks_spared", &[], Counter),
@@ -339,13 +303,10 @@ mod tests {
         let status = Node::new("described", 1 << 20, 0).unwrap().status();
         let mut unused: BTreeSet<_> = OF_NODES.iter().map(|(_, _, help)| *help).collect();
         assert_eq!(unused.len(), OF_NODES.len(), "two say the same");
-        for (counter, _) in &status.counters {
+        for counter in status.counters.keys() {
             let metric = of_node(counter).unwrap_or_else(|| panic!("{counter} is not described"));
             unused.remove(metric.help);
         }
-        unused.retain(|help| {
-            !OF_NODES.iter().any(|(name, _, of)| of == help && name.starts_with("peer_path_"))
-        });
         assert_eq!(unused, BTreeSet::new(), "no node counts these");
     }
 

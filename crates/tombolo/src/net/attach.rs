@@ -18,9 +18,10 @@ use tombolo_net::protocol::{Port, Vlans};
 
 use super::coalesce::CoalesceArguments;
 use super::{From, STOP, is_over, path_of};
+use crate::failure::Failure;
 use crate::log::LogArguments;
+use crate::output;
 use crate::security::SecurityArguments;
-use crate::{Failure, output};
 
 /// Arguments of `tombolo net attach`.
 #[derive(Args)]

@@ -15,9 +15,10 @@ use tracing::warn;
 
 use super::coalesce::CoalesceArguments;
 use super::{STOP, SUFFIX, is_over, path_of, show};
+use crate::failure::Failure;
 use crate::log::LogArguments;
 use crate::security::SecurityArguments;
-use crate::{Failure, local, metrics, output};
+use crate::{local, metrics, output};
 
 /// Arguments of `tombolo net serve`.
 #[derive(Args)]

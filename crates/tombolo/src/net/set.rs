@@ -8,7 +8,7 @@ use tombolo_net::bits::BitRate;
 use tombolo_net::protocol::{Answer, Ask, Changes, UPLINK, Vlans};
 
 use super::{From, ask, unexpected};
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Arguments of `tombolo net set`.
 #[derive(Args)]

@@ -7,9 +7,10 @@ use tombolo_net::client::Client;
 use tombolo_net::protocol::{Answer, Ask, Counters, PortStatus, Traffic, UPLINK, UplinkStatus, Vlans};
 
 use super::{From, ask, unexpected};
+use crate::failure::Failure;
+use crate::output;
 use crate::size::Size;
 use crate::table::{self, Column};
-use crate::{Failure, output};
 
 const COLUMNS: [Column; 7] = [
     Column::name("PORT"),

@@ -7,7 +7,9 @@ use serde_json::json;
 use tombolo_sim::figures::{self, Fit};
 use tombolo_sim::platform::{Constant, PLATFORMS, Platform};
 
-use crate::{Failure, output};
+use crate::failure::Failure;
+
+use crate::output;
 
 /// Arguments of `tombolo sim platforms`.
 #[derive(Args)]

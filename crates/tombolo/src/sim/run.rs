@@ -11,7 +11,8 @@ use serde_json::json;
 use tombolo_sim::study::{self, Outcome, Scenario};
 
 use super::perfetto;
-use crate::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 /// Arguments of `tombolo sim run`.
 #[derive(Args)]

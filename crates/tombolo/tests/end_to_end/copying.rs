@@ -69,8 +69,9 @@ fn files_come_back_as_they_were() {
         assert_eq!(names(&lender), ["empty", "odd", "one", "page", "piece"]);
         let pages = (13_000_007u64.next_multiple_of(4096)) + (1 << 20) + 3 * 4096;
         assert_eq!(lender.lent_bytes(), pages);
-        let status = tombolo(&["status", "--insecure", lender.address()]).text();
-        assert!(status.contains("5 named segment(s)") && status.contains("links:"), "{status}");
+        let status = tombolo(&["status", "--insecure", lender.address(), "--counters"]).text();
+        let is_listed = |name: &String| status.lines().any(|line| line.starts_with(&format!("{name} ")));
+        assert!(names(&lender).iter().all(is_listed) && status.contains("links:"), "{status}");
         for name in names(&lender) {
             assert_eq!(tombolo(&["rm", "--insecure", &format!("{}:{name}", lender.address())]).code(), 0);
         }
@@ -96,7 +97,11 @@ fn what_is_said_of_a_copy_can_be_read_by_programs_and_checked_by_others() {
     assert!(tombolo(&["ls", lender.address()]).text().contains(&sha256[..12]));
     let status = lender.status();
     let count = |name: &str| status["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}"));
-    assert_eq!((count("named_segments"), count("named_bytes")), (1, 3));
+    let named = &status["named"];
+    assert_eq!(
+        (&named["segments"], &named["bytes"], &named["list"][0]["name"]),
+        (&1.into(), &3.into(), &"abc".into())
+    );
     assert!(count("links_packets_received") > 0 && count("links_gone") > 0 && count("links_up") > 0);
     for name in ["links_forged", "links_replayed", "links_control_retransmitted", "timeouts", "blocks_low"] {
         count(name);

@@ -15,17 +15,13 @@ use crate::network::{Machines, machines};
 
 /// What a node says of itself, asked from the other machine.
 fn status(machines: &Machines) -> serde_json::Value {
-    json(machines, &["status", "--json", &Machines::address(1)])
+    json(machines, &["status", "--json", "--counters", &Machines::address(1)])
 }
 
 fn json(machines: &Machines, arguments: &[&str]) -> serde_json::Value {
     let outcome = machines.start(0, arguments).wait(PATIENCE);
     assert_eq!(outcome.code(), 0, "{arguments:?}: {}", outcome.stderr);
     serde_json::from_slice(&outcome.stdout).expect("JSON")
-}
-
-fn counter(status: &serde_json::Value, name: &str) -> u64 {
-    status["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}"))
 }
 
 /// The bytes of a segment: as many as its number says, so that each is another.
@@ -56,7 +52,7 @@ fn many_named_segments_are_made_listed_read_and_deleted_by_another_machine() {
     let wanted = (0..count).map(|number| (Some(names[number].as_str()), Some(bytes_of(number).len() as u64)));
     assert!(found.eq(wanted), "{listed:?}");
     let status_now = status(&machines);
-    assert_eq!(counter(&status_now, "named_segments"), count as u64);
+    assert_eq!(status_now["named"]["segments"], count as u64);
     let pages: u64 = (0..count).map(|number| bytes_of(number).len().next_multiple_of(4096) as u64).sum();
     assert_eq!(status_now["lent_bytes"], pages);
     for number in (0..count).step_by(count / 20) {
@@ -69,7 +65,7 @@ fn many_named_segments_are_made_listed_read_and_deleted_by_another_machine() {
         done(&words);
     }
     let status_now = status(&machines);
-    assert_eq!((counter(&status_now, "named_segments"), &status_now["lent_bytes"]), (0, &0.into()));
+    assert_eq!((&status_now["named"]["segments"], &status_now["lent_bytes"]), (&0.into(), &0.into()));
 }
 
 /// Where a program of a crowd finds its node and the office, and how many they are.

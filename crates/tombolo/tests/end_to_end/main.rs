@@ -25,6 +25,7 @@ mod net;
 mod network;
 mod operating;
 mod own_nodes;
+mod packages;
 mod paths;
 mod programs;
 mod rdma;

@@ -137,7 +137,8 @@ pub fn joined_times(node: &Running, times: usize) {
 
 /// A counter of a node, as it says itself.
 fn counter(machines: &Machines, which: usize, name: &str) -> u64 {
-    let asked = machines.start(1 - which, &["status", "--json", &Machines::address(which)]).wait(PATIENCE);
+    let words = ["status", "--json", "--counters", &Machines::address(which)];
+    let asked = machines.start(1 - which, &words).wait(PATIENCE);
     assert_eq!(asked.code(), 0, "{}", asked.stderr);
     let status: serde_json::Value = serde_json::from_slice(&asked.stdout).expect("JSON");
     status["counters"][name].as_u64().unwrap_or_else(|| panic!("{name}: {status:#}"))

@@ -207,7 +207,7 @@ impl Peer<'_> {
                 bytes: self.random.among(&[0, 4096, 4096, 8192, 5000, LEND_BYTES, 1 << 40, u64::MAX]),
             },
             3 => Request::Release { segment: self.random.among(&[0, 1, 2, 3, 0x8001, 0xFFFF]) },
-            4 => Request::Status { from: 0 },
+            4 => Request::Status { from: 0, counters: true },
             5..=6 => Request::Carry(Box::new(Carriage {
                 to: self.random.one_in(2).then(|| NodeIdentity { key: None, life: self.life() }),
                 source_domain: self.domain().0,

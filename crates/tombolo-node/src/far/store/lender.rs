@@ -18,7 +18,7 @@ use crate::fabric::connection::Connection;
 use crate::fabric::joining::Paths;
 use crate::fabric::messages::{Reply, Request};
 use crate::fabric::silence::Silence;
-use crate::far::asking::{BorrowError, ask, ask_status, refused};
+use crate::far::asking::{BorrowError, ask, ask_head, refused};
 use crate::far::front::FarEvent;
 
 /// The round trip that is assumed of a lender over UDP before any was measured; a read is late after
@@ -188,7 +188,7 @@ impl FarStore {
                 .map_err(|reason| BorrowError::Refused { lender: address.clone(), reason })?,
             other => return Err(refused(&address, other)),
         }
-        let (status, _) = ask_status(node, &peer, &address, 0)?;
+        let status = ask_head(node, &peer, &address)?;
         let free = status.lend_bytes.saturating_sub(status.lent_bytes) / PAGE_BYTES;
         let is_windowed = peer.link.supports_windows();
         let newcomer = Newcomer {

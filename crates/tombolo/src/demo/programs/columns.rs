@@ -7,7 +7,8 @@ use tombolo_random::{Random, mix};
 
 use super::{Ran, Workload, run_own};
 use crate::demo::compare::{Demo, Place};
-use crate::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 const ROWS: usize = 4_000_000;
 const SHOPS: u64 = 5_000;

@@ -4,9 +4,9 @@ use std::process::Command;
 use std::time::Instant;
 
 use super::{Ran, Workload};
-use crate::Failure;
 use crate::demo::compare::{Demo, Place};
 use crate::demo::{Child, STOP};
+use crate::failure::Failure;
 use crate::run::check_program;
 
 const SCRIPT: &str = "

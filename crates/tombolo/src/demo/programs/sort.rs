@@ -12,9 +12,9 @@ use tombolo_app::scratch::Scratch;
 use tombolo_random::Random;
 
 use super::{Ran, Workload, disk};
-use crate::Failure;
 use crate::demo::compare::{Demo, Place};
 use crate::demo::{Child, STOP};
+use crate::failure::Failure;
 
 /// Lines of the input.
 const LINES: u64 = 170_000;

@@ -12,7 +12,8 @@ use tombolo_random::{Random, mix};
 
 use super::{Ran, Workload, run_own};
 use crate::demo::compare::{Demo, Place};
-use crate::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 const KEYS: u64 = 56_000;
 /// As in a cache of small objects.

@@ -114,7 +114,7 @@ impl Lender {
         // a failure all the same.
         let since = Instant::now();
         let outcome = loop {
-            let outcome = tombolo(&["status", "--insecure", &self.address, "--json"]);
+            let outcome = tombolo(&["status", "--insecure", &self.address, "--json", "--counters"]);
             let is_late = outcome.code() != 0 && outcome.stderr.contains("answer");
             if !is_late || since.elapsed() > Duration::from_secs(60) {
                 break outcome;

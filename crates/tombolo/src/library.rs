@@ -1,0 +1,52 @@
+//! The preloaded library: inside this binary, and where a package installs it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use tombolo_node::Hasher;
+use tombolo_pager::Library;
+
+use crate::failure::Failure;
+
+use crate::output;
+
+/// Built beside this binary.
+static LIBRARY: &[u8] = include_bytes!(env!("TOMBOLO_PRELOAD"));
+
+/// Where packages install it.
+const INSTALLED: &str = "/usr/lib/tombolo";
+
+/// Arguments of `tombolo library`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Where to write it; it is made if it is not there.
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+}
+
+/// Writes the library under the name by which it is found where it is installed.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let directory = &arguments.directory;
+    let path = directory.join(name());
+    fs::create_dir_all(directory).and_then(|()| fs::write(&path, LIBRARY)).map_err(|error| {
+        Failure::new(format!("cannot write the library to {}: {error}", directory.display()))
+    })?;
+    output::line(&path.display().to_string());
+    Ok(0)
+}
+
+/// For the pager.
+pub fn library() -> Library {
+    // Its checksum takes milliseconds.
+    let installed = Path::new(INSTALLED).is_dir().then(|| Path::new(INSTALLED).join(name()));
+    Library { bytes: LIBRARY, installed }
+}
+
+/// A name that no other library has: a package of another version installs its library beside this one.
+fn name() -> String {
+    let mut hasher = Hasher::default();
+    hasher.update(LIBRARY);
+    let checksum = hasher.finish().to_string();
+    format!("libtombolo-{}.so", checksum.get(..16).unwrap_or(&checksum))
+}
