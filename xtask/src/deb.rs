@@ -40,7 +40,9 @@ pub fn build(product: &Path) -> Result<PathBuf, String> {
     }
     let package = folder.join("tombolo.deb");
     let mut deb = Command::new(tools::find(&tools::DEB)?);
-    deb.current_dir(root()).args(["deb", "--no-build", "--package", "tombolo", "--output"]).arg(&package);
+    deb.current_dir(root())
+        .args(["deb", "--no-build", "--strip", "--quiet", "--package", "tombolo", "--output"])
+        .arg(&package);
     run(&mut deb)?;
     Ok(package)
 }

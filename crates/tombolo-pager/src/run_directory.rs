@@ -37,7 +37,7 @@ impl Library {
     /// The installed file, if every program may load it, nobody but root can change it, and it is the same.
     fn find_installed(&self) -> Option<FileId> {
         let path = self.installed.as_ref()?;
-        is_loadable(path).ok()?;
+        is_loadable(path.parent()?).ok()?;
         let is_roots = |file: &fs::Metadata| file.uid() == 0 && file.mode() & 0o022 == 0;
         let folders = path.ancestors().skip(1);
         if !folders.map(fs::symlink_metadata).all(|folder| folder.is_ok_and(|folder| is_roots(&folder))) {
@@ -154,7 +154,7 @@ fn is_fit(place: &Path) -> io::Result<()> {
     is_loadable(place)
 }
 
-/// Whether a library can be loaded from a place: the dynamic linker takes a path apart at spaces and colons, and a file system may
+/// Whether a library can be loaded from a directory: the dynamic linker takes a path apart at spaces and colons, and a file system may
 /// forbid to execute what is in it.
 fn is_loadable(place: &Path) -> io::Result<()> {
     let is_special = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b':' | b'$');

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value, json};
-use tombolo_node::{Borrower, NodeStatus, StatusClient, Store};
+use tombolo_node::{Borrower, NamedSegment, NodeStatus, StatusClient};
 
 use crate::asked::NodeArguments;
 use crate::failure::Failure;
@@ -49,9 +49,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let named = match status.named.segments {
         0 => Some(Vec::new()),
         // Who may ask how a node is may not always ask what it holds.
-        _ => Store::connect("status", std::slice::from_ref(client.address()), &security)
-            .and_then(|store| store.list())
-            .ok(),
+        _ => client.named()?,
     };
     if ask.json {
         output::json(&in_json(&status, &rates, named.as_deref(), arguments.counters))?;
@@ -67,12 +65,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 /// The whole status, with rates.
-fn in_json(
-    status: &NodeStatus,
-    rates: &Rates,
-    named: Option<&[tombolo_node::NamedSegment]>,
-    counters: bool,
-) -> Value {
+fn in_json(status: &NodeStatus, rates: &Rates, named: Option<&[NamedSegment]>, counters: bool) -> Value {
     let mut value = json!(status);
     for (list, rates) in [("borrowers", &rates.borrowers), ("neighbours", &rates.neighbours)] {
         let entries = value[list].as_array_mut();
@@ -81,7 +74,7 @@ fn in_json(
         }
     }
     if let Some(segments) = named {
-        let entry = |segment: &tombolo_node::NamedSegment| json!({ "name": segment.name, "bytes": segment.bytes, "age_s": segment.age_s });
+        let entry = |segment: &NamedSegment| json!({ "name": segment.name, "bytes": segment.bytes, "age_s": segment.age_s });
         value["named"]["list"] = segments.iter().map(entry).collect();
     }
     if !counters && let Some(value) = value.as_object_mut() {

@@ -10,8 +10,9 @@ use tombolo_link::{Address, OpenError, Security};
 use crate::driver::node::Node;
 use crate::fabric::connection::Connection;
 use crate::fabric::link_driver::{AskError, JoinError};
-use crate::fabric::messages::{Reply, Request};
+use crate::fabric::messages::{NamedSegment, Reply, Request};
 use crate::fabric::status::NodeStatus;
+use crate::far::copy::list_all;
 use crate::lending::ledger::LendError;
 
 /// Why memory could not be borrowed.
@@ -88,9 +89,10 @@ impl StatusClient {
         Ok(Self { node, peer, address: address.clone() })
     }
 
-    /// Where it was connected to.
-    pub fn address(&self) -> &Address {
-        &self.address
+    /// Its named segments; `None`: it does not tell this one.
+    pub fn named(&self) -> Result<Option<Vec<NamedSegment>>, BorrowError> {
+        let ask = |request| Ok(ask(&self.node, &self.peer, &self.address, request, timing::STORE_TIMEOUT)?.0);
+        list_all(ask)
     }
 
     /// How that node is; with its counters, or without.

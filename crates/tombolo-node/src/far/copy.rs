@@ -202,6 +202,30 @@ fn long_timeout(bytes: u64) -> Duration {
     timing::STORE_LONG_TIMEOUT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S)
 }
 
+/// Asks for everything that has a name. `None`: the answers are no list of names.
+pub(super) fn list_all<E>(
+    mut ask: impl FnMut(Request) -> Result<Reply, E>,
+) -> Result<Option<Vec<NamedSegment>>, E> {
+    let mut all: Vec<NamedSegment> = Vec::new();
+    loop {
+        let after = all.last().map(|last| last.name.clone());
+        let Reply::Names { segments, more } = ask(Request::List { after })? else { return Ok(None) };
+        let more = more && !segments.is_empty();
+        for segment in segments {
+            // Names are shown to people, and each list begins where the last one ended.
+            if segment.name.parse::<SegmentName>().is_err()
+                || all.last().is_some_and(|last| last.name >= segment.name)
+            {
+                return Ok(None);
+            }
+            all.push(segment);
+        }
+        if !more {
+            return Ok(Some(all));
+        }
+    }
+}
+
 impl Store {
     /// Connects to a node, by all of these addresses of it, and says who asks.
     pub fn connect(name: &str, addresses: &[Address], security: &Security) -> Result<Self, CopyError> {
@@ -287,26 +311,9 @@ impl Store {
 
     /// Everything that has a name, in their order.
     pub fn list(&self) -> Result<Vec<NamedSegment>, CopyError> {
-        let mut all: Vec<NamedSegment> = Vec::new();
-        loop {
-            let after = all.last().map(|last| last.name.clone());
-            let Reply::Names { segments, more } = self.ask(Request::List { after }, timing::STORE_TIMEOUT)?
-            else {
-                return self.unfitting("an answer");
-            };
-            let more = more && !segments.is_empty();
-            for segment in segments {
-                // Names are shown to people, and each list begins where the last one ended.
-                if segment.name.parse::<SegmentName>().is_err()
-                    || all.last().is_some_and(|last| last.name >= segment.name)
-                {
-                    return self.unfitting("a list of names");
-                }
-                all.push(segment);
-            }
-            if !more {
-                return Ok(all);
-            }
+        match list_all(|request| self.ask(request, timing::STORE_TIMEOUT))? {
+            Some(all) => Ok(all),
+            None => self.unfitting("a list of names"),
         }
     }
 

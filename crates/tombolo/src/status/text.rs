@@ -59,7 +59,7 @@ pub fn of(
     }
     if let Some(within_s) = status.ending_within_s {
         lines.push(format!(
-            "ends in {} at the latest: lends to nobody new, waits for borrowers and programs",
+            "ends in {} at the latest, and waits for its borrowers and programs",
             time(within_s)
         ));
     }
@@ -312,22 +312,20 @@ mod tests {
         let lines = of(&status, &rates, None, "lender", 80);
         let wanted = "node lender (version 0.1.0, process 19440), up 3 h
 listens at shm:/run/tombolo/lender, udp:192.0.2.1:7000
-ends in 25 s at the latest: lends to nobody new, waits for borrowers and programs
+ends in 25 s at the latest, and waits for its borrowers and programs
 lent 4 MiB of 16 MiB, 11 MiB free, 1 MiB being freed
 
 BORROWER   HAS SEGMENTS SINCE PROCESS SENT/S RECEIVED/S ADDRESS
 run sort 4 MiB        1  12 s   19512      -          -
 
-NEIGHBOUR NUMBER  STATE SINCE SENT/S RECEIVED/S
-    ADDRESS
-east           1 joined   2 h  1 MiB        0 B
-    udp:192.0.2.2:7000, key 01234567
--              2 absent 5 min      -          -
-    udp:192.0.2.3:7000 (no answer)
+NEIGHBOUR NUMBER  STATE SINCE SENT/S RECEIVED/S ADDRESS
+east           1 joined   2 h  1 MiB        0 B udp:192.0.2.2:7000, key 01234567
+-              2 absent 5 min      -          - udp:192.0.2.3:7000 (no answer)
 
 DOMAIN PROCESS USER TRANSFERS MEMORY WINDOWS REGISTERED MAILBOX
      7       -    -         0 64 MiB       0        0 B no
 9 named segments, 13 MiB: `tombolo ls lender`";
         assert_eq!(lines.join("\n"), wanted);
+        assert!(lines.iter().all(|line| line.chars().count() <= 80));
     }
 }

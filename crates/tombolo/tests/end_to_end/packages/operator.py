@@ -25,6 +25,9 @@ PACKAGE, SCRATCH = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 ROOT, LAYER = SCRATCH / "root", SCRATCH / "layer"
 LENDER, BORROWER, ABSENT = "192.0.2.1", "192.0.2.2", "udp:192.0.2.9:7000"
 PATIENCE = 60
+# An operator has no settings of the tests.
+for name in [name for name in os.environ if name.startswith("TOMBOLO_")]:
+    del os.environ[name]
 
 
 def run(*words, **options):
@@ -41,7 +44,7 @@ def in_root(*words):
 def wait_for(what, found):
     since = time.monotonic()
     while not (value := found()):
-        assert time.monotonic() - since < PATIENCE, f"not within {PATIENCE} s: {what}"
+        assert time.monotonic() - since < PATIENCE, f"not within {PATIENCE} s: {what() if callable(what) else what}"
         time.sleep(0.1)
     return value
 
@@ -135,7 +138,7 @@ def lend(manager):
         environment[name] = shlex.split(value)[0]
     directory = ROOT / "run" / re.search(r"^RuntimeDirectory=(.*)$", unit, re.M)[1]
     directory.mkdir(mode=int(re.search(r"^RuntimeDirectoryMode=(.*)$", unit, re.M)[1], 8))
-    environment |= {"NOTIFY_SOCKET": "@operator", "WATCHDOG_USEC": "1000000", "PATH": "/usr/bin:/bin"}
+    environment |= {"NOTIFY_SOCKET": "@operator", "WATCHDOG_USEC": "1000000", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     words = [part for word in command.split() for part in (environment[word[1:]].split() if word[0] == "$" else [word])]
     node = subprocess.Popen(in_root(*words), env=environment)
     assert manager.recv(256) == b"READY=1"
@@ -165,11 +168,12 @@ def main():
     # Borrow, with the installed library.
     borrower = ["TOMBOLO_KEY=/etc/tombolo/borrower.key", "TOMBOLO_ALLOW=/etc/tombolo/known"]
     show = "grep -o '/[^ ]*libtombolo[^ ]*' /proc/self/maps | sort -u"
-    assert run(*maps_of_a_program(there, borrower, show)).split() == [library]
+    used = run(*maps_of_a_program(there, borrower, show)).split()
+    assert used == [library], used
 
     # A program that stays, a named segment, and what the status says of them.
     stays = subprocess.Popen(
-        maps_of_a_program(there, borrower, f"read go; {show}"),
+        maps_of_a_program(there, borrower, f"text=$(head -c 40000000 /dev/zero | tr '\\0' x); read go; {show}"),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )
     write("tmp/file", "bytes\n")
@@ -183,7 +187,7 @@ def main():
         is_whole = has("node lender") and has("of 256 MiB", "free") and has("run ", "MiB") and has(BORROWER)
         return text if is_whole and has("absent") and has(ABSENT) and has("file", "6 B") else None
 
-    print(wait_for("a whole status", status))
+    wait_for(lambda: run(*in_root("tombolo", "status", "lender")), status)
     described = json.loads(run(*in_root("tombolo", "status", "--json")))
     assert described["neighbours"][0]["state"] == "absent" and described["neighbours"][0]["addresses"] == [ABSENT]
     assert described["borrowers"][0]["links"][0]["received_bytes"] > 0, described
