@@ -1,10 +1,9 @@
-//! Compiles what is in C: what works on the allocator's own structures, with its headers, and functions with any number of arguments.
+//! Compiles what is in C: what works on the allocator's own structures, with its headers.
 
 use std::env;
 
 fn main() {
     println!("cargo::rerun-if-changed=src/fork.c");
-    println!("cargo::rerun-if-changed=src/exec.c");
     let include = env::var("DEP_MIMALLOC_INCLUDE_DIR").expect("libmimalloc-sys says where its headers are");
     // The loader runs this library's constructor before those of all others, so its fork handlers are
     // registered before theirs: what a fork holds, it takes last and releases first.
@@ -19,5 +18,4 @@ fn main() {
         .flag("-ftls-model=initial-exec")
         .warnings(false)
         .compile("tombolo_fork");
-    cc::Build::new().file("src/exec.c").compile("tombolo_exec");
 }

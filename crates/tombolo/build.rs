@@ -2,18 +2,18 @@
 //! file is all that has to be installed.
 //!
 //! Cargo cannot yet hand one package's `cdylib` to another, so this calls Cargo
-//! again, with a target directory of its own (the outer one is locked).
+//! again, with a target directory of its own (the outer one is locked). That Cargo says which files the library was made of, those of
+//! other crates of this workspace among them: when one changes, the library is built again.
 
+use std::collections::BTreeSet;
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
     let variable = |name: &str| env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
     let library = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../tombolo-preload");
-    for part in ["src", "Cargo.toml", "build.rs"] {
-        println!("cargo::rerun-if-changed={}", library.join(part).display());
-    }
+    let library = library.canonicalize().expect("the library's package is there");
     println!("cargo::rerun-if-changed=build.rs");
     // `TARGET-DIRECTORY/PROFILE/build/PACKAGE/out`. Builds of several profiles, and those that only check, share one
     // directory, so that the library is built once for all of them that want the same.
@@ -40,7 +40,32 @@ fn main() {
     }
     let status = cargo.status().expect("cargo can be started");
     assert!(status.success(), "the preloaded library did not build");
+    let made = target.join(triple).join("release/libtombolo_preload.so");
     let built = out.join("libtombolo_preload.so");
-    std::fs::copy(target.join(triple).join("release/libtombolo_preload.so"), &built).expect("it was built");
+    std::fs::copy(&made, &built).expect("it was built");
     println!("cargo::rustc-env=TOMBOLO_PRELOAD={}", built.display());
+    watch(&made.with_extension("d"), &library);
+}
+
+/// Watches all files of this workspace that the library was made of, as Cargo has noted them, and the manifests that say how.
+fn watch(notes: &Path, library: &Path) {
+    let workspace = library.ancestors().nth(2).expect("it is two directories below the workspace");
+    let text = std::fs::read_to_string(notes).unwrap_or_else(|error| panic!("{}: {error}", notes.display()));
+    let (_, sources) = text.split_once(": ").expect("what was made, and of what");
+    // A space in a name has a backslash before it.
+    let sources = sources.trim_end().replace("\\ ", "\0");
+    let sources = sources.split(' ').map(|source| PathBuf::from(source.replace('\0', " ")));
+    let own: Vec<PathBuf> = sources.filter(|source| source.starts_with(workspace)).collect();
+    let is_whole = own.iter().any(|source| source.starts_with(library.join("src")));
+    assert!(is_whole, "{} names no file of {}", notes.display(), library.display());
+    let mut watched: BTreeSet<PathBuf> =
+        ["Cargo.toml", "Cargo.lock"].into_iter().map(|file| workspace.join(file)).collect();
+    for source in own {
+        let manifests = source.ancestors().skip(1).map(|folder| folder.join("Cargo.toml"));
+        watched.extend(manifests.take_while(|file| file.starts_with(workspace)).find(|file| file.exists()));
+        watched.insert(source);
+    }
+    for file in watched {
+        println!("cargo::rerun-if-changed={}", file.display());
+    }
 }

@@ -22,10 +22,10 @@ use tombolo_host::uffd::{self, Userfaultfd};
 use tombolo_host::{event, family};
 
 use crate::pager::Pager;
-use crate::protocol::{ABSTRACT_NAME, CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
 use crate::run_directory::RunDirectory;
 use crate::space::{Agent, Program, Space};
 use crate::stats::Counters;
+use tombolo_pager_protocol::{ABSTRACT_NAME, CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
 
 /// Marks the listeners, beside their index.
 const LISTENERS: [u64; 2] = [u64::MAX, u64::MAX - 2];

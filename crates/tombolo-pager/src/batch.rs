@@ -34,12 +34,12 @@ use crate::copy_out::{read_kept, read_moved};
 use crate::evict::{Chosen, Evictor};
 use crate::lost::found_moved;
 use crate::pager::{CopyBack, Pager};
-use crate::protocol::{AREA_PAGES, Done};
 use crate::serve::{CHANGES_MAX, TookBack};
 use crate::shared_out::Sharer;
 use crate::sharing::Departure;
 use crate::space::{Agent, Order, Space, Table, extend};
 use crate::stats::Counters;
+use tombolo_pager_protocol::{AREA_PAGES, Done};
 
 /// Pages of one batch.
 pub const BATCH: usize = AREA_PAGES;

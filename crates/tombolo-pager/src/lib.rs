@@ -17,8 +17,6 @@ mod batch;
 mod copy_out;
 mod events;
 mod evict;
-#[path = "../../tombolo-preload/src/fitness.rs"]
-pub mod fitness;
 pub mod front;
 mod handler;
 mod home;
@@ -27,9 +25,6 @@ mod locked;
 mod lost;
 mod pager;
 mod placement;
-#[path = "../../tombolo-preload/src/protocol.rs"]
-#[allow(dead_code, reason = "some of it is for the other end")]
-mod protocol;
 mod requests;
 mod room;
 mod run;
@@ -45,4 +40,5 @@ pub use keeper::keep;
 pub use run::{Finished, HANDLERS_MAX, LOCAL_LEAST_BYTES, Monitor, Options, RunError, run};
 pub use run_directory::Library;
 pub use stats::PauseSummary;
+pub use tombolo_interpose::fitness;
 pub use unserved::{Executed, UnservedSummary};

@@ -14,8 +14,8 @@ use tombolo_host::{pagemap, process};
 use crate::batch::{Awaits, Batch, Task};
 use crate::evict::Evictor;
 use crate::pager::Pager;
-use crate::protocol::{AREA_PAGES, Done};
 use crate::space::Space;
+use tombolo_pager_protocol::{AREA_PAGES, Done};
 
 impl Evictor {
     /// The agent did not get its command: it has ended, and what it was to do stays undone.

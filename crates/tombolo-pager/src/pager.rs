@@ -27,13 +27,13 @@ use crate::handler::{FEW_HANDLERS, PollSet};
 use crate::home::Home;
 use crate::keeper::Keeper;
 use crate::locked::Locked;
-use crate::protocol::AREA_PAGES;
 use crate::room::Room;
 use crate::serve::PIECE;
 use crate::sharing::{Departure, Sharing};
 use crate::space::{Program, Space, Table};
 use crate::stats::{Counters, Stats};
 use crate::unserved::Unserved;
+use tombolo_pager_protocol::AREA_PAGES;
 
 /// Bounds of the room that is kept free, in pages: a 64th of the limit, within these, up to a 32nd.
 const HEADROOM_LEAST: u64 = 64;

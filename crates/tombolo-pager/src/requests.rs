@@ -11,15 +11,15 @@ use tombolo_core::pager::{PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process::{self, Mapped};
 use tombolo_host::uffd::UffdError;
 
-use crate::fitness::Reason;
 use crate::pager::Pager;
-use crate::protocol::{
-    ATTACH_PAGE, Answer, CONTROL_PAGES, FORKING, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE,
-    LOCALISE_ANONYMOUS, NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request, UNSERVED,
-};
 use crate::serve::{NotBrought, Step};
 use crate::space::{Space, Table};
 use crate::stats::Counters;
+use tombolo_interpose::fitness::Reason;
+use tombolo_pager_protocol::{
+    ATTACH_PAGE, Answer, CONTROL_PAGES, FORKING, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE,
+    LOCALISE_ANONYMOUS, NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request, UNSERVED,
+};
 
 /// Pages that one request makes local, at most, of those that were ever touched; and all that it looks at, 64 MiB: others wait
 /// meanwhile.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tombolo_core::pager::Spare;
 
-use crate::protocol::AREA_PAGES;
+use tombolo_pager_protocol::AREA_PAGES;
 
 /// What one space has of the room.
 #[derive(Debug, Default)]

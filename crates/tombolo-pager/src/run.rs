@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
@@ -21,11 +22,11 @@ use crate::front::{self, Front, LeftSignal};
 use crate::handler;
 use crate::keeper::Keeper;
 use crate::pager::{Notify, Pager};
-use crate::protocol::{VARIABLE, VERSION};
 use crate::run_directory::{Library, RunDirectory};
 use crate::space::Space;
 use crate::stats::PauseSummary;
 use crate::unserved::UnservedSummary;
+use tombolo_pager_protocol::{Setting, VARIABLE};
 
 /// Least `local_bytes` of [`Options`].
 pub const LOCAL_LEAST_BYTES: u64 = 4 << 20;
@@ -210,14 +211,19 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     }
 
     pager.unserved_programs.leave_out(family::descendants(std::process::id()));
-    let setting = format!("{VERSION}:{}:{name}:{}", options.minimum_bytes, directory.socket().display());
+    let (number, socket) = (name.to_string(), directory.socket());
+    let setting = Setting {
+        minimum_bytes: usize::try_from(options.minimum_bytes).unwrap_or(usize::MAX),
+        number: number.as_bytes(),
+        socket: socket.as_os_str().as_bytes(),
+    };
     let mut preload = directory.library().into_os_string();
     if let Some(others) = front::users_preload() {
         preload.push(":");
         preload.push(others);
     }
     let mut command = Command::new(&options.program);
-    command.args(&options.arguments).env("LD_PRELOAD", preload).env(VARIABLE, setting);
+    command.args(&options.arguments).env("LD_PRELOAD", preload).env(VARIABLE, setting.to_string());
     front::hide_handed_preload(&mut command);
     let mut front = options.front;
     let since = Instant::now();

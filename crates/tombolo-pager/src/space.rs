@@ -19,11 +19,11 @@ use tombolo_host::{event, pagemap};
 
 use crate::events::Fault;
 use crate::locked::{Locked, Wakes};
-use crate::protocol::{
+use crate::room::{Account, Room, Staged};
+use tombolo_pager_protocol::{
     AREA_PAGES, AREAS, ATTACH_PAGE, Answer, BEGUN_OFFSET, CANCELLED_OFFSET, CHANGES_OFFSET, CONTROL_PAGES,
     Command, Done, GATE_FREE, GATE_OFFSET, GATE_SUPERVISOR, GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE,
 };
-use crate::room::{Account, Room, Staged};
 
 /// What the lock of a space guards: the page table and what goes with it.
 ///

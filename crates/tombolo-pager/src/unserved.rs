@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use parking_lot::Mutex;
 use tombolo_host::{family, process};
 
-use crate::fitness::Reason;
 use crate::pager::Pager;
+use tombolo_interpose::fitness::Reason;
 
 /// What is known of them.
 #[derive(Debug, Default)]

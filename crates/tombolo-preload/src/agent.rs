@@ -23,10 +23,10 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::commands::{self, End};
-use crate::protocol::{GATE_BYTES, Hello, VERSION, Welcome};
 use crate::sys::{self, call};
 use crate::timing::RECHECK_MS;
 use crate::{control, forking, start};
+use tombolo_pager_protocol::{GATE_BYTES, Hello, VERSION, Welcome};
 
 #[repr(C, align(4096))]
 struct Stack<const BYTES: usize>(UnsafeCell<[u8; BYTES]>);

@@ -8,13 +8,13 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::agent::Held;
-use crate::protocol::{
-    AREA_PAGES, AREAS, BEGUN_OFFSET, CANCELLED_OFFSET, Command, Done, GATE_AGENT, GATE_FREE, GATE_OFFSET,
-    GATE_WAITED_FOR, PAGE_BYTES, SPANS_MAX,
-};
 use crate::sys::{self, call};
 use crate::timing::{GATE_SPINS, RECHECK_MS};
 use crate::{agent, control, memory};
+use tombolo_pager_protocol::{
+    AREA_PAGES, AREAS, BEGUN_OFFSET, CANCELLED_OFFSET, Command, Done, GATE_AGENT, GATE_FREE, GATE_OFFSET,
+    GATE_WAITED_FOR, PAGE_BYTES, SPANS_MAX,
+};
 
 const BUFFER_WORDS: usize = 2 * SPANS_MAX + size_of::<Command>() / 8;
 struct Buffer(UnsafeCell<[u64; BUFFER_WORDS]>);

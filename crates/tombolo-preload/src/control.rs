@@ -8,11 +8,11 @@ use core::cell::UnsafeCell;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-use crate::protocol::{
+use crate::sys::{self, call};
+use tombolo_pager_protocol::{
     AREA_PAGES, ATTACH_PAGE, Answer, CONTROL_PAGES, PAGE_BYTES, REQUEST_PAGE, REQUESTS, Request,
     STAGING_PAGE, STAGING_PAGES, UNSERVED,
 };
-use crate::sys::{self, call};
 
 pub const GUARD_INSTALL: i32 = 102;
 pub const GUARD_REMOVE: i32 = 103;

@@ -10,9 +10,10 @@
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::protocol::{FORKING, PAGE_BYTES};
 use crate::timing::RECHECK_MS;
 use crate::{agent, control, heap, memory, sys};
+use tombolo_interpose::thread;
+use tombolo_pager_protocol::{FORKING, PAGE_BYTES};
 
 /// Bits of one fork in [`heap::forks`].
 const BITS: u32 = 3;
@@ -123,7 +124,7 @@ pub fn abandon() {
 /// Whether this thread is the one that begins this child.
 fn claim_child() -> bool {
     progress().is_some_and(|word| {
-        word.compare_exchange(0, sys::thread_id(), Ordering::AcqRel, Ordering::Acquire).is_ok()
+        word.compare_exchange(0, thread::thread_id(), Ordering::AcqRel, Ordering::Acquire).is_ok()
     })
 }
 
@@ -135,21 +136,21 @@ pub fn attach_if_forked() {
         return;
     }
     if progress == 0 {
-        sys::learn_numbers();
+        thread::learn_numbers();
     }
     if claim_child() {
         heap::forks().set(0);
         begin_child(true);
         return;
     }
-    let own = sys::thread_id();
+    let own = thread::thread_id();
     loop {
         let beginner = word.load(Ordering::Acquire);
         // A signal handler has interrupted this thread while it began the child.
         if beginner == BEGUN || beginner == own {
             return;
         }
-        if sys::futex_wait(word, beginner, RECHECK_MS) && !sys::shares_memory(beginner) {
+        if sys::futex_wait(word, beginner, RECHECK_MS) && !thread::shares_memory(beginner) {
             // It was killed: what this thread maps stays local.
             return;
         }

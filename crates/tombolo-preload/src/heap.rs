@@ -8,7 +8,7 @@ use core::cell::Cell;
 use libc::{c_int, c_void, size_t};
 use libmimalloc_sys as mi;
 
-use crate::sys::{errno, set_errno};
+use tombolo_interpose::errno::{errno, set_errno};
 
 // SAFETY: declared as the headers of the allocator have them.
 unsafe extern "C" {

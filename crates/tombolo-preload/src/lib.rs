@@ -17,24 +17,16 @@
 //!        ^ faults, forks, unmap, remove and remap events: from the kernel
 //! ```
 //!
-//! Rules in here: nothing allocates, nothing panics, no descriptor enters the
-//! program's table, and `errno` is set as the replaced function would.
+//! The rules of [`tombolo_interpose`] hold in here.
 #![allow(missing_docs, reason = "exported symbols carry the names and meanings of POSIX")]
 
 mod agent;
-mod children;
 mod commands;
 mod control;
-mod executable;
-#[allow(dead_code, reason = "some of it is for the other end")]
-mod fitness;
 mod forking;
 mod heap;
-mod loading;
+mod loaded;
 mod memory;
-#[allow(dead_code, reason = "some of it is for the other end")]
-mod protocol;
-mod real;
 mod start;
 mod sys;
 mod timing;

@@ -13,14 +13,16 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::{c_int, c_uint, c_void, off_t, size_t, ssize_t};
 
 use crate::control::{GUARD_INSTALL, GUARD_REMOVE};
-use crate::protocol::{
+use crate::sys;
+use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
+use crate::{agent, control, forking, start};
+use tombolo_interpose::errno::{self, with_errno};
+use tombolo_interpose::real::Real;
+use tombolo_interpose::thread;
+use tombolo_pager_protocol::{
     CHANGES_OFFSET, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, LOCALISE_ANONYMOUS,
     PAGE_BYTES, REGISTER,
 };
-use crate::real::Real;
-use crate::sys::{self, with_errno};
-use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
-use crate::{agent, control, forking, start};
 
 /// Mappings with these flags stay local.
 const UNFIT: c_int =
@@ -106,10 +108,10 @@ const WAITS_PER_LOOK: u32 = 256;
 /// Waits until no other thread is in such a call. `false`: nothing is to be released, because this one is
 /// already in one, which a signal handler has interrupted, or because a fork waits for this one.
 fn take_changing() -> bool {
-    let mut own = sys::thread_id();
+    let mut own = thread::thread_id();
     if CHANGING.load(Ordering::Relaxed) == own {
         // Or it is another one's, which shares libc's structure of a thread with this one.
-        own = sys::ask_thread_id();
+        own = thread::ask_thread_id();
         if CHANGING.load(Ordering::Relaxed) == own {
             return false;
         }
@@ -137,7 +139,7 @@ fn take_changing() -> bool {
         // A holder that has died was killed inside the call. Asking takes system calls that libc does not make, and that a sandboxed
         // program may have forbidden itself: so it is done seldom.
         if (is_look || waits.is_multiple_of(WAITS_PER_LOOK))
-            && !sys::shares_memory(holder)
+            && !thread::shares_memory(holder)
             && CHANGING.compare_exchange(holder, own, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         {
             break;
@@ -383,7 +385,7 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: libc::c_ulong, argume
     };
     let result = call();
     // The kernel has found that the range is another userfaultfd's, and nothing else wrong.
-    if result < 0 && request as u32 == REGISTER_FOR_FAULTS && sys::errno() == libc::EBUSY && start::far() {
+    if result < 0 && request as u32 == REGISTER_FOR_FAULTS && errno::errno() == libc::EBUSY && start::far() {
         let mut range: Piece = [0; 2];
         if sys::read_own(argument, &mut range).is_err() {
             // A filter forbids that call.
@@ -393,7 +395,7 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: libc::c_ulong, argume
         if localise(range[0], range[1]).is_ok() {
             return call();
         }
-        sys::set_errno(libc::EBUSY);
+        errno::set_errno(libc::EBUSY);
     }
     result
 }

@@ -6,9 +6,10 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::protocol::{ABSTRACT_NAME, VARIABLE, VERSION};
 use crate::sys::{self, call};
 use crate::{agent, control, forking};
+use tombolo_interpose::{thread, variables};
+use tombolo_pager_protocol::{ABSTRACT_NAME, VARIABLE};
 
 const NOT_YET: u32 = 0;
 const STARTING: u32 = 1;
@@ -89,16 +90,14 @@ fn start() -> bool {
 fn set_up() -> Option<()> {
     // SAFETY: STATE says STARTING, so this thread is the only one here.
     let setting = unsafe { &mut *SETTING.0.get() };
-    setting.length = find_variable(&mut setting.text)?;
+    setting.length = variables::copy(VARIABLE, &mut setting.text)?;
     let text = setting.text.get(..setting.length)?;
-    let (version, rest) = number(text)?;
-    let (minimum, rest) = number(rest)?;
-    let (_, path) = number(rest)?;
-    let name = rest.get(..rest.len() - path.len() - 1)?;
-    if version != VERSION as usize || path.len() >= setting.address.sun_path.len() {
+    let told = tombolo_pager_protocol::Setting::parse(text);
+    let Some(told) = told.filter(|told| told.socket.len() < setting.address.sun_path.len()) else {
         complain(libc::EPROTO);
         return None;
-    }
+    };
+    let (path, name) = (told.socket, told.number);
     for (target, &byte) in setting.address.sun_path.iter_mut().zip(path) {
         *target = byte as libc::c_char;
     }
@@ -109,7 +108,7 @@ fn set_up() -> Option<()> {
     }
     setting.abstract_length =
         core::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + ABSTRACT_NAME.len() + name.len();
-    MINIMUM_BYTES.store(minimum, Ordering::Relaxed);
+    MINIMUM_BYTES.store(told.minimum_bytes, Ordering::Relaxed);
 
     if let Err(error) = establish() {
         complain(error);
@@ -125,7 +124,7 @@ fn establish() -> Result<(), i32> {
         // The agent would be the first process of that namespace, and the program's own child the second.
         return Err(libc::ECHILD);
     }
-    sys::learn_numbers();
+    thread::learn_numbers();
     forking::establish()?;
     control::establish().and_then(|()| agent::start(0)).inspect_err(|_| {
         control::abandon();
@@ -172,85 +171,4 @@ fn complain(error: i32) {
     };
     // SAFETY: writes constant bytes to standard error.
     let _ = unsafe { call(libc::SYS_write, [2, text.as_ptr() as usize, text.len(), 0, 0, 0]) };
-}
-
-/// Decimal digits up to a colon.
-fn number(text: &[u8]) -> Option<(usize, &[u8])> {
-    let colon = text.iter().position(|&byte| byte == b':')?;
-    let (digits, rest) = (text.get(..colon)?, text.get(colon + 1..)?);
-    let mut value = 0usize;
-    for &digit in digits {
-        if !digit.is_ascii_digit() {
-            return None;
-        }
-        value = value.checked_mul(10)?.checked_add((digit - b'0') as usize)?;
-    }
-    (!digits.is_empty()).then_some((value, rest))
-}
-
-// SAFETY: declared as POSIX has it.
-unsafe extern "C" {
-    static environ: *const *const libc::c_char;
-}
-
-/// Copies the variable's value; returns its length.
-fn find_variable(value: &mut [u8; SETTING_MAX]) -> Option<usize> {
-    // SAFETY: libc's environment is a null-terminated array of C strings; at
-    // this point of the start no other thread changes it.
-    unsafe {
-        let mut entry = environ;
-        if entry.is_null() {
-            return find_variable_in_kernel(value);
-        }
-        while !(*entry).is_null() {
-            if let Some(found) = value_of(core::ffi::CStr::from_ptr(*entry).to_bytes()) {
-                value.get_mut(..found.len())?.copy_from_slice(found);
-                return Some(found.len());
-            }
-            entry = entry.add(1);
-        }
-    }
-    None
-}
-
-/// The value, where `entry` is the variable's `NAME=value`.
-pub fn value_of(entry: &[u8]) -> Option<&[u8]> {
-    entry.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"=")
-}
-
-/// Copies the value from `/proc/self/environ`, where libc has not set `environ` yet; returns its length.
-fn find_variable_in_kernel(value: &mut [u8; SETTING_MAX]) -> Option<usize> {
-    let mut entry = [0u8; SETTING_MAX + VARIABLE.len() + 1];
-    let mut length = 0;
-    let mut buffer = [0u8; 4096];
-    // SAFETY: a constant path, and buffers of this function.
-    unsafe {
-        let path = c"/proc/self/environ".as_ptr() as usize;
-        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
-        let file = call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0]).ok()?;
-        let mut found = None;
-        'reading: while let Ok(count @ 1..) =
-            call(libc::SYS_read, [file, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0])
-        {
-            for &byte in buffer.iter().take(count) {
-                if byte != 0 {
-                    if let Some(target) = entry.get_mut(length) {
-                        *target = byte;
-                    }
-                    length += 1;
-                    continue;
-                }
-                if let Some(text) = entry.get(..length).and_then(value_of) {
-                    if let Some(target) = value.get_mut(..text.len()) {
-                        target.copy_from_slice(text);
-                        found = Some(text.len());
-                    }
-                    break 'reading;
-                }
-                length = 0;
-            }
-        }
-        let _ = call(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
-        found
-    }
 }

@@ -9,9 +9,9 @@ use core::ffi::c_void;
 
 use libc::{c_int, pthread_attr_t, pthread_mutex_t, pthread_mutexattr_t, pthread_t};
 
-use crate::protocol::{CONTROL_PAGES, PAGE_BYTES};
-use crate::real::Real;
 use crate::{control, memory, start};
+use tombolo_interpose::real::Real;
+use tombolo_pager_protocol::{CONTROL_PAGES, PAGE_BYTES};
 
 static CREATE: Real = Real::new(c"pthread_create");
 static MUTEX_INIT: Real = Real::new(c"pthread_mutex_init");

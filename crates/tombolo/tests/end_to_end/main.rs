@@ -36,4 +36,5 @@ mod simulator;
 mod store;
 mod survivors;
 mod traced;
+mod two_libraries;
 mod unserved;

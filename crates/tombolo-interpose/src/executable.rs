@@ -1,19 +1,13 @@
-//! What a file that is to be executed is: whether the program could have this library, and why not.
+//! What a file that is to be executed is: whether the program could have a library, and why not.
 
 use core::ffi::CStr;
 
 use libc::{c_char, c_int};
 
-use crate::children::{Entries, PRELOAD, entries};
 use crate::fitness::{self, Kind, Reason};
+use crate::library::Library;
 use crate::sys::call;
-use crate::{control, start};
-
-// SAFETY: declared as POSIX has it.
-unsafe extern "C" {
-    // libc's environment: as [`entries`] needs it, unless the program breaks it.
-    static environ: *const *const c_char;
-}
+use crate::variables::{Variables, entries, environ};
 
 /// A file that is to be executed.
 #[derive(Clone, Copy)]
@@ -28,7 +22,7 @@ pub enum File {
     From(c_int, *const c_char, c_int),
 }
 
-/// Why the program cannot have the library, which the supervisor is told. What cannot be told is left to the kernel and the dynamic
+/// Why the program cannot have the library, which the library's policy is told. What cannot be told is left to the kernel and the dynamic
 /// linker, and so is everything that is wrong with the file.
 ///
 /// Only such system calls are made as the dynamic linker makes, too: the program may have forbidden itself others.
@@ -37,35 +31,32 @@ pub enum File {
 ///
 /// As [`entries`]; for a name that is to be found, as `execvp` says. What [`File`] names otherwise may be no good path.
 #[inline(never)]
-pub unsafe fn look(file: File, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
+pub unsafe fn look(file: File, library: &Library, variables: Variables) -> Option<Reason> {
     match file {
         File::Found(name) => {
             // SAFETY: `execvp` reads the name, too.
             let name = unsafe { CStr::from_ptr(name) }.to_bytes_with_nul();
             if name.contains(&b'/') {
-                look_at(name.as_ptr() as usize, ours, variables)
+                look_at(name.as_ptr() as usize, library, variables)
             } else {
-                look_for(name, ours, variables)
+                look_for(name, library, variables)
             }
         }
-        File::At(path) => look_at(path as usize, ours, variables),
+        File::At(path) => look_at(path as usize, library, variables),
         File::From(folder, path, flags) => {
             let opened = Opened::from(folder, path as usize, flags)?;
-            look_into(opened, path as usize, ours, variables)
+            look_into(opened, path as usize, library, variables)
         }
         File::Open(descriptor) => {
-            let reason = Opened::of(descriptor)?.reason(ours, variables);
-            if let Some(reason) = reason {
-                tell(reason, &[]);
-            }
-            reason
+            let reason = Opened::of(descriptor)?.reason(library, variables);
+            reason.inspect(|reason| library.tell_unserved(*reason, &[]))
         }
     }
 }
 
 /// As `execvp` looks for a name, with a zero behind it, which has no slash in it.
 #[inline(never)]
-fn look_for(name: &[u8], ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
+fn look_for(name: &[u8], library: &Library, variables: Variables) -> Option<Reason> {
     let mut folders: &[u8] = b"/bin:/usr/bin";
     // SAFETY: libc's environment.
     for (_, text) in unsafe { entries(environ) } {
@@ -84,7 +75,7 @@ fn look_for(name: &[u8], ours: &Entries, variables: *const *const c_char) -> Opt
             length += part.len();
         }
         if length == folder.len() + 1 + name.len() && Opened::at(path.as_ptr() as usize).is_some() {
-            return look_at(path.as_ptr() as usize, ours, variables);
+            return look_at(path.as_ptr() as usize, library, variables);
         }
     }
     None
@@ -93,23 +84,17 @@ fn look_for(name: &[u8], ours: &Entries, variables: *const *const c_char) -> Opt
 const PATH_MAX: usize = 4096;
 
 /// Looks at the file at a path: the address of a C string, or of nothing.
-fn look_at(path: usize, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
-    look_into(Opened::at(path)?, path, ours, variables)
+fn look_at(path: usize, library: &Library, variables: Variables) -> Option<Reason> {
+    look_into(Opened::at(path)?, path, library, variables)
 }
 
 /// Looks at a file that was opened by this path.
-fn look_into(opened: Opened, path: usize, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
-    let reason = opened.reason(ours, variables)?;
+fn look_into(opened: Opened, path: usize, library: &Library, variables: Variables) -> Option<Reason> {
+    let reason = opened.reason(library, variables)?;
     // SAFETY: the kernel has read it.
-    tell(reason, unsafe { CStr::from_ptr(path as *const c_char) }.to_bytes());
+    let path = unsafe { CStr::from_ptr(path as *const c_char) }.to_bytes();
+    library.tell_unserved(reason, path);
     Some(reason)
-}
-
-/// Tells the supervisor of a program that is not served.
-fn tell(reason: Reason, path: &[u8]) {
-    if start::far() {
-        control::tell_unserved(reason as usize, path);
-    }
 }
 
 /// A file that is being looked at: a regular one that may be executed.
@@ -189,7 +174,7 @@ impl Opened {
         unsafe { call(libc::SYS_pread64, arguments) }.unwrap_or(0)
     }
 
-    fn reason(self, ours: &Entries, variables: *const *const c_char) -> Option<Reason> {
+    fn reason(self, library: &Library, variables: Variables) -> Option<Reason> {
         /// Interpreters of interpreters, as many as Linux follows.
         const INTERPRETERS_MAX: u32 = 5;
         let mut opened = self;
@@ -210,7 +195,7 @@ impl Opened {
             return Some(Reason::Privileged);
         }
         // With a zero behind it.
-        let library = ours.preload.get(PRELOAD.len()..)?.as_ptr() as usize;
+        let library = library.path().as_ptr() as usize;
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
         // SAFETY: a path that ends in a zero; what was opened here is closed.
         let found = unsafe {
@@ -246,7 +231,7 @@ impl Drop for Opened {
 /// # Safety
 ///
 /// As [`entries`].
-unsafe fn is_valgrinds(variables: *const *const c_char) -> bool {
+unsafe fn is_valgrinds(variables: Variables) -> bool {
     // SAFETY: the caller's promise.
     unsafe { entries(variables) }.any(|(_, text)| text.starts_with(b"VALGRIND_LAUNCHER="))
 }

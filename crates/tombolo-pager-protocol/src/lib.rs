@@ -17,13 +17,63 @@
 //!
 //! Both ends are built together, so there is one version and no negotiation;
 //! a library of another build is refused by [`VERSION`].
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+use core::fmt;
 
 /// Changed whenever anything here changes.
 pub const VERSION: u32 = 15;
 
-/// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:NUMBER:SOCKET`. The supervisor listens at the path of the socket, and
-/// at [`ABSTRACT_NAME`] with the number.
+/// The environment variable that names the supervisor to the program: a [`Setting`].
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
+
+/// What the program is told: `VERSION:MINIMUM_BYTES:NUMBER:SOCKET`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting<'a> {
+    /// Mappings of at least this many bytes are far.
+    pub minimum_bytes: usize,
+    /// The supervisor listens at [`ABSTRACT_NAME`] with these digits behind it.
+    pub number: &'a [u8],
+    /// And at this path.
+    pub socket: &'a [u8],
+}
+
+impl<'a> Setting<'a> {
+    /// The setting in a variable's value; `None`: it is of another build, or no setting.
+    pub fn parse(text: &'a [u8]) -> Option<Self> {
+        let (version, rest) = number(text)?;
+        let (minimum_bytes, rest) = number(rest)?;
+        let (_, socket) = number(rest)?;
+        let number = rest.get(..rest.len() - socket.len() - 1)?;
+        (version == VERSION as usize && !socket.is_empty()).then_some(Self { minimum_bytes, number, socket })
+    }
+}
+
+/// As the variable has it, where the socket's path is text.
+impl fmt::Display for Setting<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |bytes| core::str::from_utf8(bytes).map_err(|_| fmt::Error);
+        write!(formatter, "{VERSION}:{}:{}:{}", self.minimum_bytes, text(self.number)?, text(self.socket)?)
+    }
+}
+
+/// Decimal digits up to a colon, and what follows it.
+fn number(text: &[u8]) -> Option<(usize, &[u8])> {
+    let colon = text.iter().position(|&byte| byte == b':')?;
+    let (digits, rest) = (text.get(..colon)?, text.get(colon + 1..)?);
+    let mut value = 0usize;
+    for &digit in digits {
+        if !digit.is_ascii_digit() {
+            return None;
+        }
+        value = value.checked_mul(10)?.checked_add((digit - b'0') as usize)?;
+    }
+    (!digits.is_empty()).then_some((value, rest))
+}
 
 /// Begins the name of the abstract socket, which is reached where the path is not, as after `chroot`. A decimal number follows, which
 /// cannot be guessed: others could take the name.
@@ -110,7 +160,7 @@ pub const GUARD: u64 = 4;
 /// Every page of a range has a guard: what is stored of it is given up, and is not mapped any more.
 pub const GUARDED: u64 = 5;
 /// A program is about to be executed that cannot be served. `start` is the address of its path, which ends in a zero and lies in the library's
-/// own memory, or 0; `length` is the number of the reason (`fitness::Reason`).
+/// own memory, or 0; `length` is the number of the reason (`tombolo_interpose::fitness::Reason`).
 pub const UNSERVED: u64 = 7;
 /// A fork begins. Where room is short, what the child is to share is write-protected when the answer comes.
 pub const FORKING: u64 = 8;
@@ -192,4 +242,31 @@ pub struct Done {
     pub dropped: u32,
     /// For each page to be moved: 0, or the error number.
     pub moved: [u8; AREA_PAGES],
+}
+
+#[cfg(test)]
+mod tests {
+    use std::format;
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn a_setting_comes_back_as_it_was() {
+        let setting = Setting { minimum_bytes: 131_072, number: b"184467", socket: b"/tmp/a:b/pager" };
+        let text = setting.to_string();
+        assert_eq!(text, format!("{VERSION}:131072:184467:/tmp/a:b/pager"));
+        assert_eq!(Setting::parse(text.as_bytes()), Some(setting));
+        for length in 0..text.len() - b"/tmp/a:b/pager".len() + 1 {
+            assert_eq!(Setting::parse(&text.as_bytes()[..length]), None, "{length} bytes of it");
+        }
+        for wrong in [
+            format!("{}:131072:1:/tmp/pager", VERSION + 1),
+            format!("{VERSION}:x:1:/tmp/pager"),
+            format!("{VERSION}:99999999999999999999:1:/tmp/pager"),
+            format!("{VERSION}::1:/tmp/pager"),
+        ] {
+            assert_eq!(Setting::parse(wrong.as_bytes()), None, "{wrong}");
+        }
+    }
 }

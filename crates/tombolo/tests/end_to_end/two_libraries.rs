@@ -1,0 +1,151 @@
+//! Another preloaded library in a program on far memory: both are in all that the program executes, in either order, and each sees each
+//! execution once.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{Lender, Link, PATIENCE, Running, Scratch, TOMBOLO, compiled, needs};
+
+/// The second library, which Cargo has built beside this test.
+fn second() -> String {
+    let own = std::env::current_exe().unwrap();
+    let examples = own.ancestors().nth(2).unwrap().join("examples");
+    let path = examples.join("libsecond.so");
+    assert!(path.exists(), "{}: `cargo build -p tombolo-interpose --examples` builds it", path.display());
+    path.display().to_string()
+}
+
+/// Runs `chained` with both libraries, in that order; what it printed, and how many executions the second has seen.
+fn chained(is_second_first: bool) -> (String, usize) {
+    let (scratch, lender) = (Scratch::new("two"), Lender::start(Link::Shm, "64M"));
+    let (notes, program, second) = (scratch.file("notes"), compiled("chained", &[]), second());
+    fs::write(&notes, "").unwrap();
+    let names =
+        if is_second_first { ["libsecond.so", "tombolo-pager-"] } else { ["tombolo-pager-", "libsecond.so"] };
+    let mut command = Command::new(TOMBOLO);
+    command.args(["run", "--quiet", "--insecure", "--from", lender.address(), "--local", "16M", "--"]);
+    command.env("TOMBOLO_SECOND", &notes);
+    if is_second_first {
+        // As a program that has the pager's starts another with one more.
+        let script = "LD_PRELOAD=\"$0:$LD_PRELOAD\" exec \"$@\"";
+        command.args(["sh", "-c", script, &second]);
+    } else {
+        command.env("LD_PRELOAD", &second);
+    }
+    command.arg(&program).args(names);
+    let outcome = Running::start(command, Vec::new()).wait(PATIENCE);
+    assert_eq!(outcome.code(), 0, "{}{}", outcome.text(), outcome.stderr);
+    (outcome.text(), fs::read_to_string(&notes).unwrap().lines().count())
+}
+
+const WAYS: [&str; 13] = [
+    "execve",
+    "execv",
+    "execvp",
+    "execvpe",
+    "execl",
+    "execlp",
+    "execle",
+    "fexecve",
+    "execveat",
+    "posix_spawn",
+    "posix_spawnp",
+    "vfork",
+    "system",
+];
+const ENVIRONMENTS: [&str; 5] = ["inherited", "empty", "null", "foreign", "first alone"];
+
+#[test]
+fn both_libraries_are_in_all_that_a_program_executes() {
+    needs!("cc");
+    for is_second_first in [false, true] {
+        let (text, seen) = chained(is_second_first);
+        let mut executed = 0;
+        for kind in ENVIRONMENTS {
+            for way in WAYS {
+                // glibc gives a null environment to fexecve as an error.
+                let is_error = way == "fexecve" && kind == "null";
+                let is_shell = way == "system";
+                if is_shell && kind != "inherited" {
+                    continue;
+                }
+                let line = if is_error { "exit status 99" } else { "first second" };
+                let line = format!("{way} {kind}: {line}");
+                assert!(
+                    text.lines().any(|found| found == line),
+                    "no `{line}`, second first {is_second_first}:\n{text}"
+                );
+                executed += usize::from(!is_error);
+            }
+        }
+        // `system` executes a shell unseen; the shell's own execution of the program is seen.
+        assert_eq!(seen, executed, "second first {is_second_first}:\n{text}");
+    }
+}
+
+#[test]
+fn the_library_exports_what_it_replaces_and_nothing_else() {
+    needs!("cc");
+    let scratch = Scratch::new("exports");
+    let mut command = Command::new(TOMBOLO);
+    command.args(["library", scratch.path().to_str().unwrap()]);
+    let written = Running::start(command, Vec::new()).wait(PATIENCE).text();
+    let library = written.trim();
+    assert!(Path::new(library).exists(), "{library}");
+    let says = |program: &str, option: &str| {
+        let mut command = Command::new(program);
+        command.args([option, library]);
+        let outcome = Running::start(command, Vec::new()).wait(PATIENCE);
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        outcome.text()
+    };
+    let symbols = says("nm", "-D");
+    let exported = symbols.lines().filter_map(|line| {
+        let [_, kind, name] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
+        (kind != "U" && kind != "w").then_some(name)
+    });
+    let mut exported: Vec<&str> = exported.collect();
+    exported.sort_unstable();
+    let mut replaced = [
+        "aligned_alloc",
+        "calloc",
+        "free",
+        "malloc",
+        "malloc_usable_size",
+        "memalign",
+        "posix_memalign",
+        "pvalloc",
+        "realloc",
+        "reallocarray",
+        "valloc",
+        "mmap",
+        "mmap64",
+        "munmap",
+        "mremap",
+        "madvise",
+        "process_madvise",
+        "prctl",
+        "ioctl",
+        "pthread_create",
+        "pthread_mutex_init",
+        "dlopen",
+        "execl",
+        "execle",
+        "execlp",
+        "execv",
+        "execve",
+        "execveat",
+        "execvp",
+        "execvpe",
+        "fexecve",
+        "posix_spawn",
+        "posix_spawnp",
+        "pidfd_spawn",
+        "pidfd_spawnp",
+    ];
+    replaced.sort_unstable();
+    assert_eq!(exported, replaced);
+    // One library of a program alone can be the first to be initialised.
+    assert!(says("readelf", "-d").contains("INITFIRST"));
+}
