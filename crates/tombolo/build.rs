@@ -56,10 +56,12 @@ fn watch(notes: &Path, library: &Path) {
     let sources = sources.trim_end().replace("\\ ", "\0");
     let sources = sources.split(' ').map(|source| PathBuf::from(source.replace('\0', " ")));
     let own: Vec<PathBuf> = sources.filter(|source| source.starts_with(workspace)).collect();
-    let is_whole = own.iter().any(|source| source.starts_with(library.join("src")));
-    assert!(is_whole, "{} names no file of {}", notes.display(), library.display());
     let mut watched: BTreeSet<PathBuf> =
         ["Cargo.toml", "Cargo.lock"].into_iter().map(|file| workspace.join(file)).collect();
+    if !own.iter().any(|source| source.starts_with(library.join("src"))) {
+        // Cargo was told to write other names (`build.dep-info-basedir`): then everything is watched.
+        watched.insert(workspace.join("crates"));
+    }
     for source in own {
         let manifests = source.ancestors().skip(1).map(|folder| folder.join("Cargo.toml"));
         watched.extend(manifests.take_while(|file| file.starts_with(workspace)).find(|file| file.exists()));

@@ -3,6 +3,7 @@
 //!
 //! What measures and what is measured are processes of their own, as in real use: this binary
 //! starts itself with hidden subcommands, and the `tombolo` that it is given for nodes and `run`.
+#![forbid(unsafe_code)]
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};

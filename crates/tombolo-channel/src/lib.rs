@@ -19,6 +19,7 @@
 
 pub mod access;
 #[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod mailbox;
 mod message;

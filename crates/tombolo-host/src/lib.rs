@@ -24,6 +24,7 @@ pub mod sparse;
 pub mod split;
 pub mod stops;
 mod sum;
+#[cfg(feature = "testing")]
 pub mod testing;
 pub mod timing;
 pub mod udp;

@@ -113,6 +113,14 @@ pub struct PeerIdentity {
     pub user_id: u32,
 }
 
+impl PeerIdentity {
+    /// Whether it is a process of this one's user, or of root.
+    #[must_use]
+    pub fn is_own_or_root(&self) -> bool {
+        [rustix::process::geteuid().as_raw(), 0].contains(&self.user_id)
+    }
+}
+
 /// Opens any file, to have a descriptor in reserve.
 fn reserve_descriptor() -> Option<OwnedFd> {
     rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()
@@ -219,6 +227,22 @@ impl Drop for Listener {
 /// A listening socket of whole messages at a path, which it removes when dropped.
 #[derive(Debug)]
 pub struct SeqpacketListener(Listener);
+
+/// Removes the socket of whole messages at a path if nobody listens there any more. False: somebody does, or it is gone.
+///
+/// # Errors
+/// It cannot be removed, or is no socket.
+pub fn remove_dead(path: &Path) -> Result<bool, UnixError> {
+    let address = SocketAddrUnix::new(path).map_err(at("cannot name", path))?;
+    // Who binds it meanwhile has the lock.
+    let _lock = lock_directory(path);
+    match remove_stale(path, &address, SocketType::SEQPACKET) {
+        Ok(()) => Ok(true),
+        Err(UnixError::InUse { .. }) => Ok(false),
+        Err(UnixError::Path { errno: Errno::NOENT, .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
 
 impl SeqpacketListener {
     /// Listens at a path, for processes of the same user.
@@ -342,7 +366,8 @@ pub struct SeqpacketSocket {
 }
 
 /// A listener runs as a user who is not to be believed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("who listens there is user {user_id}, neither this one ({own_user_id}) nor root")]
 pub struct UntrustedUser {
     /// Who that is.
     pub user_id: u32,
@@ -509,9 +534,9 @@ impl SeqpacketSocket {
         &self,
         trusted_user_id: Option<u32>,
     ) -> Result<Result<(), UntrustedUser>, UnixError> {
-        let user_id = self.peer()?.user_id;
-        let own_user_id = rustix::process::geteuid().as_raw();
-        let is_trusted = [own_user_id, 0].contains(&user_id) || trusted_user_id == Some(user_id);
+        let (peer, own_user_id) = (self.peer()?, rustix::process::geteuid().as_raw());
+        let user_id = peer.user_id;
+        let is_trusted = peer.is_own_or_root() || trusted_user_id == Some(user_id);
         Ok(if is_trusted { Ok(()) } else { Err(UntrustedUser { user_id, own_user_id }) })
     }
 

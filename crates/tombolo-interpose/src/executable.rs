@@ -54,9 +54,20 @@ pub unsafe fn look(file: File, library: &Library, variables: Variables) -> Optio
     }
 }
 
-/// As `execvp` looks for a name, with a zero behind it, which has no slash in it.
-#[inline(never)]
+/// As `execvp` looks for a name, with a zero behind it, which has no slash in it. The path is forgotten before the file is read: who
+/// executes may have little stack.
 fn look_for(name: &[u8], library: &Library, variables: Variables) -> Option<Reason> {
+    let reason = with_found(name, &mut |_, opened| Some(opened))?.reason(library, variables)?;
+    with_found(name, &mut |path, _| {
+        library.tell_unserved(reason, path);
+        None
+    });
+    Some(reason)
+}
+
+/// Opens the file that `execvp` finds, and gives it away with its path.
+#[inline(never)]
+fn with_found(name: &[u8], take: &mut dyn FnMut(&[u8], Opened) -> Option<Opened>) -> Option<Opened> {
     let mut folders: &[u8] = b"/bin:/usr/bin";
     // SAFETY: libc's environment.
     for (_, text) in unsafe { entries(environ) } {
@@ -74,8 +85,10 @@ fn look_for(name: &[u8], library: &Library, variables: Variables) -> Option<Reas
             target.copy_from_slice(part);
             length += part.len();
         }
-        if length == folder.len() + 1 + name.len() && Opened::at(path.as_ptr() as usize).is_some() {
-            return look_at(path.as_ptr() as usize, library, variables);
+        if length == folder.len() + 1 + name.len()
+            && let Some(opened) = Opened::at(path.as_ptr() as usize)
+        {
+            return take(path.get(..length - 1).unwrap_or_default(), opened);
         }
     }
     None
@@ -116,6 +129,10 @@ impl Opened {
 
     /// Opens a path relative to a folder, with flags of `execveat`.
     fn from(folder: c_int, path: usize, flags: c_int) -> Option<Self> {
+        // A kernel may take that for the folder; what it says of the path is its own.
+        if path == 0 {
+            return None;
+        }
         let mut opened = Self::status_of(folder as usize, path, flags as usize)?;
         opened.open(folder, path);
         Some(opened)

@@ -1,8 +1,9 @@
 //! The functions that execute programs: each looks at the environment and goes on in the next function of its name, which may be another
 //! library's.
 //!
-//! libc's own ones call each other by names that no library sees. Here it is the same: one that is written by another calls it directly, so
-//! that each library sees each execution once, whichever function the program calls.
+//! libc's own ones call each other by names that no library sees. Here it is the same: one that is written by another (`execl` by `execv`)
+//! calls it directly, so that each library sees each execution once, whichever function the program calls. Where an environment has
+//! to be changed, what takes the program's own goes on in the function that takes another (`execv` in `execve`, `execvp` in `execvpe`).
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -20,6 +21,9 @@ pub type Arguments = *const *const c_char;
 
 static BY_PATH: Real = Real::new(c"execve");
 static BY_NAME: Real = Real::new(c"execvpe");
+// These take the program's own environment: they are the next ones where that is complete.
+static BY_PATH_ALONE: Real = Real::new(c"execv");
+static BY_NAME_ALONE: Real = Real::new(c"execvp");
 static BY_DESCRIPTOR: Real = Real::new(c"fexecve");
 static FROM_FOLDER: Real = Real::new(c"execveat");
 static SPAWN: Real = Real::new(c"posix_spawn");
@@ -31,11 +35,13 @@ static SPAWN_DESCRIBED_BY_NAME: Real = Real::new(c"pidfd_spawnp");
 /// Looks up the next functions: a library's constructor does, since a child of `vfork` must not. Not those that libc may not have: to look in vain
 /// allocates.
 pub fn look_up() {
-    for real in [&BY_PATH, &BY_NAME, &BY_DESCRIPTOR, &FROM_FOLDER, &SPAWN, &SPAWN_BY_NAME] {
+    let by_path = [&BY_PATH, &BY_PATH_ALONE, &BY_DESCRIPTOR, &FROM_FOLDER, &SPAWN];
+    for real in by_path.into_iter().chain([&BY_NAME, &BY_NAME_ALONE, &SPAWN_BY_NAME]) {
         real.address();
     }
 }
 
+type ExecuteAlone = unsafe extern "C" fn(*const c_char, Arguments) -> c_int;
 type Execute = unsafe extern "C" fn(*const c_char, Arguments, Variables) -> c_int;
 type ExecuteOpen = unsafe extern "C" fn(c_int, Arguments, Variables) -> c_int;
 type ExecuteFrom = unsafe extern "C" fn(c_int, *const c_char, Arguments, Variables, c_int) -> c_int;
@@ -72,6 +78,55 @@ pub unsafe fn by_path(
     };
     // SAFETY: the caller's promise.
     unsafe { library.execute(File::At(path), variables, &mut go) }
+}
+
+/// `execv`, for a library: the next one if the program's environment is as it should be, else as [`by_path`].
+///
+/// # Safety
+///
+/// See [`by_path`].
+pub unsafe fn by_path_alone(library: &Library, path: *const c_char, arguments: Arguments) -> c_int {
+    // SAFETY: the caller's promise; the address is that of the next function of this name.
+    unsafe { alone(library, File::At(path), &BY_PATH_ALONE, &BY_PATH, path, arguments) }
+}
+
+/// `execvp`, for a library: as [`by_path_alone`].
+///
+/// # Safety
+///
+/// See [`by_path`].
+pub unsafe fn by_name_alone(library: &Library, name: *const c_char, arguments: Arguments) -> c_int {
+    // SAFETY: the caller's promise; the address is that of the next function of this name.
+    unsafe { alone(library, File::Found(name), &BY_NAME_ALONE, &BY_NAME, name, arguments) }
+}
+
+/// # Safety
+///
+/// See [`by_path`]; the two are functions with and without an environment.
+unsafe fn alone(
+    library: &Library,
+    file: File,
+    without: &Real,
+    with: &Real,
+    path: *const c_char,
+    arguments: Arguments,
+) -> c_int {
+    let (own, without, with) = (own_variables(), without.address(), with.address());
+    let mut go = |variables: Variables| {
+        // SAFETY: the caller's promise; the addresses are those of the next functions of these names.
+        unsafe {
+            if core::ptr::eq(variables, own) && without != 0 {
+                return core::mem::transmute::<usize, ExecuteAlone>(without)(path, arguments);
+            }
+            if with == 0 {
+                let arguments = [path as usize, arguments as usize, variables as usize, 0, 0, 0];
+                return with_errno(call(libc::SYS_execve, arguments)) as c_int;
+            }
+            core::mem::transmute::<usize, Execute>(with)(path, arguments, variables)
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { library.execute(file, own, &mut go) }
 }
 
 /// `execvpe`, for a library.
@@ -256,7 +311,7 @@ macro_rules! define_executions {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn execv(path: *const c_char, arguments: Arguments) -> c_int {
                 // SAFETY: the caller's promise.
-                unsafe { executions::by_path(INTERPOSED, path, arguments, executions::own_variables()) }
+                unsafe { executions::by_path_alone(INTERPOSED, path, arguments) }
             }
 
             #[unsafe(no_mangle)]
@@ -272,7 +327,7 @@ macro_rules! define_executions {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn execvp(name: *const c_char, arguments: Arguments) -> c_int {
                 // SAFETY: the caller's promise.
-                unsafe { executions::by_name(INTERPOSED, name, arguments, executions::own_variables()) }
+                unsafe { executions::by_name_alone(INTERPOSED, name, arguments) }
             }
 
             #[unsafe(no_mangle)]
@@ -299,12 +354,12 @@ macro_rules! define_executions {
 
             extern "C" fn listed(path: *const c_char, arguments: Arguments) -> c_int {
                 // SAFETY: the promise of who calls `execl`.
-                unsafe { executions::by_path(INTERPOSED, path, arguments, executions::own_variables()) }
+                unsafe { executions::by_path_alone(INTERPOSED, path, arguments) }
             }
 
             extern "C" fn listed_by_name(name: *const c_char, arguments: Arguments) -> c_int {
                 // SAFETY: the promise of who calls `execlp`.
-                unsafe { executions::by_name(INTERPOSED, name, arguments, executions::own_variables()) }
+                unsafe { executions::by_name_alone(INTERPOSED, name, arguments) }
             }
 
             extern "C" fn listed_with_variables(path: *const c_char, arguments: Arguments) -> c_int {
@@ -363,21 +418,36 @@ macro_rules! define_list_function {
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
             ::core::arch::naked_asm!(
+                // Where the frame is, and where the return address (16), for debuggers: in rax (0), rbx (3), rcx (2), on the stack.
+                ".cfi_startproc",
                 "pop rax",
+                ".cfi_def_cfa_offset 0",
+                ".cfi_register 16, 0",
                 "push r9",
                 "push r8",
                 "push rcx",
                 "push rdx",
                 "push rsi",
+                ".cfi_def_cfa_offset 40",
                 "mov rsi, rsp",
                 "push rbx",
+                ".cfi_def_cfa_offset 48",
+                ".cfi_offset 3, -48",
                 "mov rbx, rax",
+                ".cfi_register 16, 3",
                 "call {function}",
                 "mov rcx, rbx",
+                ".cfi_register 16, 2",
                 "pop rbx",
+                ".cfi_def_cfa_offset 40",
+                ".cfi_restore 3",
                 "add rsp, 40",
+                ".cfi_def_cfa_offset 0",
                 "push rcx",
+                ".cfi_def_cfa_offset 8",
+                ".cfi_offset 16, -8",
                 "ret",
+                ".cfi_endproc",
                 function = sym $function,
             )
         }

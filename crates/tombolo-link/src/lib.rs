@@ -26,11 +26,13 @@ mod address;
 mod counters;
 mod error;
 #[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod identity;
 mod link;
 mod listeners;
 pub mod shm;
+#[cfg(feature = "testing")]
 pub mod testing;
 pub mod udp;
 

@@ -2,13 +2,13 @@
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tombolo_host::timing::net::{LET_IN_PAUSE, OWNER_TIMEOUT};
-use tombolo_host::unix::{SeqpacketSocket, UnixError};
+use tombolo_control::{AskError as ControlError, Trust};
+use tombolo_host::timing::net::OWNER_TIMEOUT;
+use tombolo_host::unix::UnixError;
 
-use crate::protocol::{Answer, Ask, MESSAGE_BYTES_MAX, Request, VERSION};
+use crate::protocol::{Answer, Ask, VERSION};
 
 /// Why an owner gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -27,28 +27,28 @@ pub enum AskError {
     Refused(String),
 }
 
-/// A connection to an owner.
-#[derive(Debug)]
-pub struct Client {
-    socket: SeqpacketSocket,
+impl From<ControlError> for AskError {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::Socket(error) => Self::Socket(error),
+            ControlError::NoAnswer(error) => Self::NoAnswer(error),
+            ControlError::TimedOut(_) => Self::TimedOut,
+            ControlError::Untrusted(error) => Self::Refused(error.to_string()),
+        }
+    }
 }
 
+/// A connection to an owner.
+#[derive(Debug)]
+pub struct Client(tombolo_control::Client);
+
 impl Client {
-    /// Connects to the owner that listens at a path.
+    /// Connects to the owner that listens at a path, whoever it is.
     ///
     /// # Errors
-    /// Nobody does.
+    /// Nobody listens there.
     pub fn connect(path: &Path) -> Result<Self, AskError> {
-        let since = Instant::now();
-        loop {
-            match SeqpacketSocket::connect(path) {
-                Err(UnixError::WouldBlock) if since.elapsed() < OWNER_TIMEOUT => {
-                    // Its queue of connections is full: it takes one in far less.
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-                connected => return Ok(Self { socket: connected? }),
-            }
-        }
+        Ok(Self(tombolo_control::Client::connect(path, Trust::Anybody, OWNER_TIMEOUT)?))
     }
 
     /// Asks, and waits for the answer.
@@ -56,25 +56,9 @@ impl Client {
     /// # Errors
     /// [`AskError`].
     pub fn ask(&self, ask: Ask, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, AskError> {
-        let request = serde_json::to_vec(&Request { version: VERSION, ask })?;
-        let since = Instant::now();
-        loop {
-            match self.socket.send(&[&request], descriptors) {
-                // It has not looked yet at who connects.
-                Err(UnixError::TakesNone) if since.elapsed() < OWNER_TIMEOUT => {
-                    std::thread::sleep(LET_IN_PAUSE);
-                }
-                // It has looked at nobody for so long.
-                Err(UnixError::TakesNone) => return Err(AskError::TimedOut),
-                // It may have said why before it hung up.
-                Ok(()) | Err(UnixError::Closed) => break,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        match self.next(Some(OWNER_TIMEOUT))? {
-            Some(Answer::Refused(reason)) => Err(AskError::Refused(reason)),
-            Some(answer) => Ok(answer),
-            None => Err(AskError::TimedOut),
+        match self.0.ask(VERSION, &ask, descriptors, OWNER_TIMEOUT)? {
+            Answer::Refused(reason) => Err(AskError::Refused(reason)),
+            answer => Ok(answer),
         }
     }
 
@@ -83,24 +67,6 @@ impl Client {
     /// # Errors
     /// The owner has gone.
     pub fn next(&self, timeout: Option<Duration>) -> Result<Option<Answer>, AskError> {
-        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-        let until = timeout.map(|timeout| Instant::now() + timeout);
-        loop {
-            match self.socket.receive(&mut buffer) {
-                Ok(received) => {
-                    let message = buffer.get(..received.length_bytes).unwrap_or_default();
-                    return Ok(Some(serde_json::from_slice(message)?));
-                }
-                Err(UnixError::WouldBlock) => {}
-                Err(error) => return Err(error.into()),
-            }
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(None);
-            }
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
-            // Whatever comes of it, the socket says.
-            let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], left.as_ref());
-        }
+        Ok(self.0.next(timeout)?)
     }
 }

@@ -24,6 +24,7 @@
 //!                  │  └──────────────────┘           └──────────────────────────┘
 //!                  └── frames ─────────────────────────────►┘
 //! ```
+#![forbid(unsafe_code)]
 
 pub mod allowance;
 mod aside;
@@ -34,6 +35,7 @@ pub mod control;
 pub mod device;
 pub mod far;
 mod frames;
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod letters;
 mod machine;

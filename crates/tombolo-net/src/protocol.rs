@@ -6,9 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+pub use tombolo_control::MESSAGE_BYTES_MAX;
 
-/// The longest message: what the kernel lets a socket carry by default, less its own.
-pub const MESSAGE_BYTES_MAX: usize = 160 << 10;
 /// How many ports are listed at once: their message is no longer than [`MESSAGE_BYTES_MAX`], unless they have very many
 /// addresses.
 pub const PORTS_AT_ONCE: usize = 8;
@@ -20,13 +19,7 @@ pub const NAME_TAKEN: &str = "another port is called";
 pub const VERSION: u16 = 1;
 
 /// To an owner.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
-    /// [`VERSION`].
-    pub version: u16,
-    /// What is asked.
-    pub ask: Ask,
-}
+pub type Request = tombolo_control::Request<Ask>;
 
 /// What is asked of an owner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -21,6 +21,7 @@ mod driver;
 mod fabric;
 mod far;
 #[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod lending;
 mod memory;

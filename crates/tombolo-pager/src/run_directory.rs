@@ -23,13 +23,13 @@ pub struct Library {
     pub installed: Option<PathBuf>,
 }
 
-/// Which file it is.
+/// Which file it is, and when it was last changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileId(u64, u64);
+struct FileId(u64, u64, i64, i64);
 
 impl FileId {
     fn of(file: &fs::Metadata) -> Self {
-        Self(file.dev(), file.ino())
+        Self(file.dev(), file.ino(), file.ctime(), file.ctime_nsec())
     }
 }
 
@@ -37,7 +37,8 @@ impl Library {
     /// The installed file, if every program may load it, nobody but root can change it, and it is the same.
     fn find_installed(&self) -> Option<FileId> {
         let path = self.installed.as_ref()?;
-        is_loadable(path.parent()?).ok()?;
+        let folder = path.parent()?;
+        is_loadable(folder).and_then(|()| is_executable(folder)).ok()?;
         let is_roots = |file: &fs::Metadata| file.uid() == 0 && file.mode() & 0o022 == 0;
         let folders = path.ancestors().skip(1);
         if !folders.map(fs::symlink_metadata).all(|folder| folder.is_ok_and(|folder| is_roots(&folder))) {
@@ -69,9 +70,10 @@ pub(crate) struct RunDirectory {
 
 impl RunDirectory {
     pub(crate) fn new(library: Library) -> io::Result<Self> {
-        in_some_place(|place| {
+        let installed = library.find_installed();
+        // A place where nothing may be executed will do for a link.
+        in_some_place(installed.is_none(), |place| {
             let (path, lock) = make_directory(place)?;
-            let installed = library.find_installed();
             let directory = Self { path, library: library.clone(), installed, _lock: lock };
             match (installed, &library.installed) {
                 (Some(_), Some(at)) => std::os::unix::fs::symlink(at, directory.library())?,
@@ -95,11 +97,17 @@ impl RunDirectory {
     /// If the installed file has gone or is another one now, what the program executes next finds the library here. To be called now and then.
     pub(crate) fn keep_library(&self) -> io::Result<()> {
         let Some(installed) = self.installed else { return Ok(()) };
-        let found = fs::symlink_metadata(self.library())?;
+        let link = match fs::symlink_metadata(self.library()) {
+            Ok(found) => Some(found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let is_copied = link.as_ref().is_some_and(|link| !link.file_type().is_symlink());
         let is_current = || fs::metadata(self.library()).is_ok_and(|found| FileId::of(&found) == installed);
-        if !found.file_type().is_symlink() || is_current() {
+        if is_copied || link.is_some() && is_current() {
             return Ok(());
         }
+        is_executable(&self.path)?;
         self.write_library()
     }
 
@@ -124,10 +132,11 @@ impl Drop for RunDirectory {
 const DIRECTORY_PREFIX: &str = "tombolo-pager-";
 
 /// Makes something in the first of these that will do: the directory for temporary files, and where those of others are.
-fn in_some_place<T>(make: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
+fn in_some_place<T>(has_library: bool, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
     let mut reason = None;
     for place in [std::env::temp_dir(), "/tmp".into(), "/var/tmp".into(), "/dev/shm".into(), "/run".into()] {
-        let made = is_fit(&place).and_then(|()| {
+        let may_load = || if has_library { is_executable(&place) } else { Ok(()) };
+        let made = is_fit(&place).and_then(|()| may_load()).and_then(|()| {
             remove_stale(&place);
             make(&place)
         });
@@ -154,8 +163,7 @@ fn is_fit(place: &Path) -> io::Result<()> {
     is_loadable(place)
 }
 
-/// Whether a library can be loaded from a directory: the dynamic linker takes a path apart at spaces and colons, and a file system may
-/// forbid to execute what is in it.
+/// Whether programs find a library in a directory: the dynamic linker takes a path apart at spaces and colons.
 fn is_loadable(place: &Path) -> io::Result<()> {
     let is_special = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b':' | b'$');
     if !place.is_absolute() || place.as_os_str().as_bytes().iter().any(is_special) {
@@ -167,6 +175,11 @@ fn is_loadable(place: &Path) -> io::Result<()> {
     if process::may_change_user() && place.ancestors().any(is_closed) {
         return Err(io::Error::other("other users may not pass through it"));
     }
+    Ok(())
+}
+
+/// Whether the file system of a directory lets its files be executed.
+fn is_executable(place: &Path) -> io::Result<()> {
     let system = rustix::fs::statvfs(place)?;
     if system.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC) {
         return Err(io::Error::other("nothing may be executed there (noexec)"));

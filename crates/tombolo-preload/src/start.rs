@@ -91,7 +91,8 @@ fn set_up() -> Option<()> {
     // SAFETY: STATE says STARTING, so this thread is the only one here.
     let setting = unsafe { &mut *SETTING.0.get() };
     setting.length = variables::copy(VARIABLE, &mut setting.text)?;
-    let text = setting.text.get(..setting.length)?;
+    // Empty, it is as if it were not there.
+    let text = setting.text.get(..setting.length).filter(|text| !text.is_empty())?;
     let told = tombolo_pager_protocol::Setting::parse(text);
     let Some(told) = told.filter(|told| told.socket.len() < setting.address.sun_path.len()) else {
         complain(libc::EPROTO);

@@ -43,6 +43,7 @@ mod databeat;
 mod earlier;
 mod error;
 #[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod ids;
 mod nack;

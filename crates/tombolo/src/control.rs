@@ -1,31 +1,26 @@
 //! How the commands `ps`, `top` and `lenders` reach a `tombolo run` of this user: each run listens at a Unix socket in a
-//! private directory, and answers a line of JSON with one.
+//! private directory, and answers by [`tombolo_control`].
 //!
 //! The socket is called after the process that the shell has started. A command that finds the socket of a run that is gone removes it.
 
-use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tombolo_host::timing::command as timing;
+use tombolo_control::{Client, Server, Service, Trust};
+use tombolo_host::unix::{SeqpacketListener, UnixError, remove_dead};
 
 use crate::failure::Failure;
-
 use crate::local;
 
-/// How long one side waits for the other's line. A bound, not a measurement: a lender that is added is dialed first,
+/// Of what a run can be asked. The first version was a line of text.
+const VERSION: u16 = 2;
+/// How long a command waits for an answer. A bound, not a measurement: a lender that is added is dialed first,
 /// which may take 3 s for each of its addresses.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// As [`TIMEOUT`], where nobody is dialed: a run that takes longer is stopped, or answers somebody else.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest line.
-const LINE_BYTES: u64 = 1 << 20;
 const SUFFIX: &str = ".run";
 
 /// What a run can be asked.
@@ -50,66 +45,45 @@ pub enum Answer {
     Failed(String),
 }
 
-/// The end that answers; it ends with this value.
-pub struct Served {
-    path: PathBuf,
-    stop: Arc<AtomicBool>,
-}
+/// What answers for a run.
+struct Answering<F>(F);
 
-impl Served {
-    /// Answers questions by `answer`.
-    pub fn start(run_pid: u32, answer: impl Fn(Question) -> Answer + Send + 'static) -> Result<Self, String> {
-        let directory = local::usable_directory()?;
-        let path = directory.join(format!("{run_pid}{SUFFIX}"));
-        // Of an earlier process of this number.
-        let _ = fs::remove_file(&path);
-        let failed = |error: io::Error| format!("cannot listen at {}: {error}", path.display());
-        // It has its name when it listens: before, who finds it would take it for that of a dead process.
-        let unnamed = path.with_extension("new");
-        let _ = fs::remove_file(&unnamed);
-        let listener = UnixListener::bind(&unnamed).map_err(failed)?;
-        fs::rename(&unnamed, &path).map_err(failed)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
-            for stream in listener.incoming() {
-                match stream {
-                    _ if stopped.load(Ordering::Relaxed) => return,
-                    Ok(stream) => {
-                        // The client is told, or has gone.
-                        let _ = serve(&stream, &answer);
-                    }
-                    // No descriptor is left, for instance.
-                    Err(_) => std::thread::sleep(timing::CLIENT_ERROR_PAUSE),
-                }
-            }
-        });
-        thread.map_err(failed)?;
-        Ok(Self { path, stop })
+impl<F: Fn(Question) -> Answer + Send + Sync + 'static> Service for Answering<F> {
+    type Ask = Question;
+    type Answer = Answer;
+    const VERSION: u16 = VERSION;
+
+    fn answer(&self, ask: Question) -> Answer {
+        (self.0)(ask)
+    }
+
+    fn refuse(&self, reason: String) -> Answer {
+        Answer::Failed(reason)
     }
 }
 
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        // It waits for a client: this is the last one.
-        let _ = UnixStream::connect(&self.path);
-        let _ = fs::remove_file(&self.path);
-        // The thread is not waited for: a client may be slow.
-    }
+/// Answers questions by `answer`, as long as what is returned lives.
+pub fn serve(
+    run_pid: u32,
+    answer: impl Fn(Question) -> Answer + Send + Sync + 'static,
+) -> Result<Server, String> {
+    let listener = listen(&local::usable_directory()?, run_pid).map_err(|error| error.to_string())?;
+    let path = listener.path().to_owned();
+    Server::start(listener, Answering(answer))
+        .map_err(|error| format!("cannot listen at {}: {error}", path.display()))
 }
 
-fn serve(stream: &UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Result<()> {
-    stream.set_read_timeout(Some(timing::CLIENT_TIMEOUT))?;
-    stream.set_write_timeout(Some(timing::CLIENT_TIMEOUT))?;
-    let mut line = String::new();
-    BufReader::new(stream.take(LINE_BYTES)).read_line(&mut line)?;
-    let answer = match serde_json::from_str(&line) {
-        Ok(question) => answer(question),
-        Err(error) => Answer::Failed(format!("not a question: {error}")),
-    };
-    let mut writer = stream;
-    writeln!(writer, "{}", serde_json::to_string(&answer)?)
+/// Runs that may have the same process number, each in a pid namespace of its own.
+const NAMESAKES_MAX: u32 = 1000;
+
+/// Listens under the number of a run's process, and another number behind it where a run of another pid namespace has that.
+fn listen(directory: &Path, run_pid: u32) -> Result<SeqpacketListener, UnixError> {
+    let mut bound = SeqpacketListener::bind(&directory.join(format!("{run_pid}{SUFFIX}")));
+    for number in 2..=NAMESAKES_MAX {
+        let Err(UnixError::InUse { .. }) = bound else { break };
+        bound = SeqpacketListener::bind(&directory.join(format!("{run_pid}-{number}{SUFFIX}")));
+    }
+    bound
 }
 
 /// A run of this user's, or root's, on this machine.
@@ -125,15 +99,7 @@ impl Run {
     pub fn ask(&self, question: &Question) -> Result<Value, String> {
         // How it is, it says at once.
         let timeout = if *question == Question::Status { STATUS_TIMEOUT } else { TIMEOUT };
-        let asked = || -> io::Result<Answer> {
-            let mut stream = UnixStream::connect(&self.path)?;
-            stream.set_read_timeout(Some(timeout))?;
-            stream.set_write_timeout(Some(timeout))?;
-            writeln!(stream, "{}", serde_json::to_string(question)?)?;
-            let mut line = String::new();
-            BufReader::new(stream.take(LINE_BYTES)).read_line(&mut line)?;
-            Ok(serde_json::from_str(&line)?)
-        };
+        let asked = || Client::connect(&self.path, Trust::Own, timeout)?.ask(VERSION, question, &[], timeout);
         match asked() {
             Ok(Answer::Done(value)) => Ok(value),
             Ok(Answer::Failed(reason)) => Err(reason),
@@ -146,18 +112,20 @@ impl Run {
 pub fn runs() -> Vec<Run> {
     let mut runs = Vec::new();
     for path in local::entries() {
-        let pid = path.file_name().and_then(|name| name.to_str()?.strip_suffix(SUFFIX)?.parse::<u32>().ok());
-        let Some(pid) = pid else { continue };
-        match UnixStream::connect(&path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                let _ = fs::remove_file(&path);
-            }
-            // It may be busy with another client.
-            _ => runs.push(Run { pid, path }),
+        let Some(pid) = path.file_name().and_then(|name| pid_of(name.to_str()?)) else { continue };
+        // One that cannot be removed, or is busy, is asked.
+        if !remove_dead(&path).unwrap_or(false) {
+            runs.push(Run { pid, path });
         }
     }
     runs.sort_by_key(|run| run.pid);
     runs
+}
+
+/// The process that a socket is called after.
+fn pid_of(name: &str) -> Option<u32> {
+    let name = name.strip_suffix(SUFFIX)?;
+    name.split_once('-').map_or(name, |(pid, _)| pid).parse().ok()
 }
 
 /// The run of that name, or whose program has that process number, or which itself has.
@@ -193,18 +161,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_is_a_line_and_rubbish_is_answered() {
-        let text = serde_json::to_string(&Question::Add("udp:127.0.0.1:7".into())).unwrap();
-        assert_eq!(text, r#"{"add":"udp:127.0.0.1:7"}"#);
-        let (client, server) = UnixStream::pair().unwrap();
-        let answering = std::thread::spawn(move || {
-            serve(&server, &|question| Answer::Done(serde_json::json!({ "asked": question })))
-        });
-        let mut writer = &client;
-        writeln!(writer, "rubbish").unwrap();
-        let mut line = String::new();
-        BufReader::new(&client).read_line(&mut line).unwrap();
-        answering.join().unwrap().unwrap();
-        assert!(line.contains("not a question"), "{line}");
+    fn two_runs_of_one_number_have_sockets_of_their_own() {
+        let directory = std::env::temp_dir().join(format!("tombolo-runs-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let (one, two) = (listen(&directory, 7).unwrap(), listen(&directory, 7).unwrap());
+        assert!(one.path().ends_with("7.run") && two.path().ends_with("7-2.run"), "{two:?}");
+        let pids = [&one, &two].map(|socket| pid_of(socket.path().file_name().unwrap().to_str().unwrap()));
+        assert_eq!((pids, pid_of("x.run"), pid_of("7.net")), ([Some(7); 2], None, None));
+        drop((one, two));
+        std::fs::remove_dir(&directory).unwrap();
+    }
+
+    #[test]
+    fn questions_are_as_scripts_know_them() {
+        let text = |question| serde_json::to_string(&question).unwrap();
+        assert_eq!(text(Question::Status), "\"status\"");
+        assert_eq!(text(Question::Add("udp:127.0.0.1:7".into())), r#"{"add":"udp:127.0.0.1:7"}"#);
     }
 }

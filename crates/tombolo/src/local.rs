@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use tombolo_host::unix::{SeqpacketSocket, UnixError};
+use tombolo_host::unix::{PeerIdentity, SeqpacketSocket, UnixError};
 use tombolo_node::{Address, Listener, OpenError, ShmListener};
 
 use crate::failure::Failure;
@@ -154,7 +154,7 @@ fn node_at(path: PathBuf) -> Option<Found> {
     }
     let process_id = match SeqpacketSocket::connect(&path) {
         Ok(socket) => {
-            let peer = socket.peer().ok().filter(|peer| [own_user_id(), 0].contains(&peer.user_id))?;
+            let peer = socket.peer().ok().filter(PeerIdentity::is_own_or_root)?;
             peer.process_id
         }
         // The node is alive, and its queue is full.

@@ -1,4 +1,5 @@
 //! The `tombolo` command: one subcommand a module.
+#![forbid(unsafe_code)]
 
 use std::io::Write;
 use std::process::ExitCode;

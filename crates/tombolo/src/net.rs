@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::{Args, Subcommand};
 use rustix::io::Errno;
 use tombolo_host::service;
-use tombolo_host::unix::UnixError;
+use tombolo_host::unix::{UnixError, remove_dead};
 use tombolo_link::Address;
 use tombolo_net::client::{AskError, Client};
 use tombolo_net::protocol::{Answer, Ask};
@@ -85,7 +85,7 @@ fn only_owner() -> Result<(PathBuf, Client), Failure> {
                 Ok(client) => found.push((path, client)),
                 // Of an owner that was killed.
                 Err(AskError::Socket(UnixError::Path { errno: Errno::CONNREFUSED, .. })) => {
-                    drop(std::fs::remove_file(&path));
+                    drop(remove_dead(&path));
                 }
                 // One that is busy, or on its way.
                 Err(_) => {}

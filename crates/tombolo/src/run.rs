@@ -18,7 +18,7 @@ use tombolo_pager::fitness::{self, Kind, Reason};
 use tombolo_pager::front::{self, Side};
 use tombolo_pager::{HANDLERS_MAX, LOCAL_LEAST_BYTES, Monitor, Options, RunError};
 
-use crate::control::{Answer, Question, Served};
+use crate::control::{self, Answer, Question};
 use crate::failure::Failure;
 use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
@@ -148,7 +148,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         })),
     };
     // Where nobody can ask, the program runs nevertheless.
-    let served = match Served::start(run_pid, answering((run_name, run_pid), far.clone(), monitor)) {
+    let served = match control::serve(run_pid, answering((run_name, run_pid), far.clone(), monitor)) {
         Ok(served) => Some(served),
         Err(reason) => {
             output::say(&format!("`tombolo ps` does not see this run: {reason}"));
@@ -228,7 +228,7 @@ fn answering(
     (name, run_pid): (String, u32),
     far: Arc<FarStore>,
     monitor: Arc<OnceLock<Monitor>>,
-) -> impl Fn(Question) -> Answer + Send + 'static {
+) -> impl Fn(Question) -> Answer + Send + Sync + 'static {
     move |question| {
         let failed = |error: &dyn std::fmt::Display| Answer::Failed(error.to_string());
         match question {

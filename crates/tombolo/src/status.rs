@@ -38,9 +38,10 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let mut status = client.ask(arguments.counters)?;
     let mut rates = Rates::default();
     // Rates are those of the links.
-    let links = status.borrowers.iter().map(|borrower| &borrower.links);
-    if links.chain(status.neighbours.iter().map(|neighbour| &neighbour.links)).any(|links| !links.is_empty())
-    {
+    let borrowers = status.borrowers.iter().filter(|borrower| !borrower.is_mapped);
+    let of_borrowers = borrowers.map(|borrower| &borrower.links);
+    let of_neighbours = status.neighbours.iter().map(|neighbour| &neighbour.links);
+    if of_borrowers.chain(of_neighbours).any(|links| !links.is_empty()) {
         let (before, since) = (status, Instant::now());
         std::thread::sleep(INTERVAL);
         status = client.ask(arguments.counters)?;
@@ -49,7 +50,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let named = match status.named.segments {
         0 => Some(Vec::new()),
         // Who may ask how a node is may not always ask what it holds.
-        _ => client.named()?,
+        _ => client.named(if ask.json { usize::MAX } else { text::MAX_NAMED }),
     };
     if ask.json {
         output::json(&in_json(&status, &rates, named.as_deref(), arguments.counters))?;

@@ -22,6 +22,7 @@ pub mod effort;
 mod exchange;
 mod fifo;
 mod frame;
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod offload;
 pub mod pipe;

@@ -106,7 +106,9 @@ pub const WRITE_MAX_SLEEP: Duration = Duration::from_millis(1);
 pub const READ_MAX_SLEEP: Duration = Duration::from_millis(10);
 /// As [`READ_MAX_SLEEP`] says.
 pub const READ_MIN_SLEEP: Duration = Duration::from_micros(50);
-
+/// The longest that the whole status of a node may take, or the list of its named segments beside it: many parts, each of which takes
+/// less than [`BORROW_TIMEOUT`]. A bound, not a measurement.
+pub const STATUS_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a node may take for an answer to one that copies: as [`DIAL_TIMEOUT`], and some for a busy one.
 pub const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a node may take to allocate or check the bytes of a copy, beside the time for their number.

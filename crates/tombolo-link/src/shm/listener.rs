@@ -132,11 +132,11 @@ impl ShmListener {
         if self.admitted == Admitted::All {
             return Ok(());
         }
-        let user_id = socket.peer().map_err(OpenError::from)?.user_id;
-        if [rustix::process::geteuid().as_raw(), 0].contains(&user_id) {
+        let peer = socket.peer().map_err(OpenError::from)?;
+        if peer.is_own_or_root() {
             return Ok(());
         }
-        Err(AcceptError::Stranger { path: self.listener.path().to_owned(), user_id })
+        Err(AcceptError::Stranger { path: self.listener.path().to_owned(), user_id: peer.user_id })
     }
 
     fn admit(&self, newcomers: &mut Newcomers) -> Result<(), AcceptError> {

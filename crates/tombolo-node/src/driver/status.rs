@@ -3,6 +3,7 @@
 //! Borrowers come first, then neighbours, programs, and, where they are asked for, the counters of the node and those of
 //! each link. A part is made when it is asked for: what comes or goes between two parts may be missing, or be in both.
 
+use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -121,7 +122,8 @@ impl Node {
         let head_bytes = status.text().len();
         let mut left_bytes = max_bytes.saturating_sub(head_bytes);
         for (place, entry) in self.entries(&connections, from, counters) {
-            let bytes = entry.bytes();
+            // Where there is room for all, nothing is measured.
+            let bytes = if max_bytes == usize::MAX { 0 } else { entry.bytes() };
             // One that fits into no part is left out: the next part must begin later than this one did.
             if head_bytes.saturating_add(bytes) > max_bytes {
                 continue;
@@ -161,11 +163,13 @@ impl Node {
             .filter(|(_, connection)| self.is_neighbour(connection))
             .map(|(place, connection)| (place, Entry::Neighbour(self.neighbour_status(connection))));
         let domains: Vec<_> = self.programs.open_domains().values().cloned().collect();
+        let memory = OnceCell::new();
         let programs = domains.into_iter().filter_map(move |domain| {
             let place = PROGRAMS + u64::from(domain.number) * 256 + u64::from(domain.process);
-            (place >= from).then(|| (place, Entry::Program(self.programs.status(&domain))))
+            let memory = || memory.get_or_init(|| self.programs.memory_by_process());
+            (place >= from).then(|| (place, Entry::Program(self.programs.status(&domain, memory()))))
         });
-        let counters = with_counters.then(|| {
+        let counters = (with_counters && from < LINKS).then(|| {
             let own = (COUNTERS..).zip(self.counters(connections)).filter(move |(place, _)| *place >= from);
             own.map(|(place, counter)| (place, Entry::Counters(vec![counter])))
         });

@@ -396,7 +396,8 @@ impl Neighbourhood {
                         self.known.reached(neighbour, address);
                         self.paths.insert((neighbour, address), path);
                     }
-                    PathOutcome::NotNeeded => {}
+                    // It is there by others.
+                    PathOutcome::NotNeeded => self.known.reached(neighbour, address),
                     PathOutcome::Failed(reason) => {
                         if self.known.note_failure(neighbour, address, &reason)
                             && let Some(address) = self.address(neighbour, address)

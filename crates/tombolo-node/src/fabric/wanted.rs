@@ -7,6 +7,11 @@ use parking_lot::Mutex;
 use tombolo_core::fabric::neighbour::NeighbourId;
 use tombolo_link::Address;
 
+use crate::fabric::label;
+
+/// The longest failure that is kept.
+const MAX_FAILURE_BYTES: usize = 300;
+
 /// What is known of each of them, in the order in which they were named.
 #[derive(Debug)]
 pub(crate) struct WantedNeighbours(Mutex<Vec<Wanted>>);
@@ -50,8 +55,11 @@ impl WantedNeighbours {
 
     /// It cannot be reached by that address of it: whether that is to be told.
     pub(super) fn note_failure(&self, neighbour: NeighbourId, address: usize, reason: &str) -> bool {
+        // It may be what another node has said, and is shown beside others.
+        let mut reason = label::reason(reason);
+        reason.truncate(reason.floor_char_boundary(MAX_FAILURE_BYTES));
         let noted = self.change(neighbour, |wanted| {
-            let before = wanted.failures.insert(address, reason.to_owned());
+            let before = wanted.failures.insert(address, reason.clone());
             before.is_none_or(|before| before != reason)
         });
         noted.unwrap_or(false)

@@ -1,7 +1,7 @@
 //! Asking other nodes: how they are, and for memory.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::timing::node as timing;
@@ -12,7 +12,7 @@ use crate::fabric::connection::Connection;
 use crate::fabric::link_driver::{AskError, JoinError};
 use crate::fabric::messages::{NamedSegment, Reply, Request};
 use crate::fabric::status::NodeStatus;
-use crate::far::copy::list_all;
+use crate::far::copy::list;
 use crate::lending::ledger::LendError;
 
 /// Why memory could not be borrowed.
@@ -68,8 +68,8 @@ pub enum BorrowError {
     SetUp(#[from] LendError),
 }
 
-/// The most entries that a node can tell of: some megabytes.
-const MAX_STATUS_ENTRIES: usize = 100_000;
+/// The most entries that a node can tell of: some hundred megabytes.
+const MAX_STATUS_ENTRIES: usize = 1_000_000;
 /// A place after all entries: what is said of the node as a whole is all that is asked for.
 const AFTER_ALL: u64 = u64::MAX;
 
@@ -89,20 +89,27 @@ impl StatusClient {
         Ok(Self { node, peer, address: address.clone() })
     }
 
-    /// Its named segments; `None`: it does not tell this one.
-    pub fn named(&self) -> Result<Option<Vec<NamedSegment>>, BorrowError> {
-        let ask = |request| Ok(ask(&self.node, &self.peer, &self.address, request, timing::STORE_TIMEOUT)?.0);
-        list_all(ask)
+    /// Its named segments, the first `most` and perhaps some more; `None`: it does not tell this one.
+    pub fn named(&self, most: usize) -> Option<Vec<NamedSegment>> {
+        let deadline = Instant::now() + timing::STATUS_TIMEOUT;
+        let ask = |request| match Instant::now() < deadline {
+            true => ask(&self.node, &self.peer, &self.address, request, timing::STORE_TIMEOUT).ok(),
+            false => None,
+        };
+        let answered = |request| ask(request).map(|(reply, _)| reply).ok_or(());
+        list(most, answered).ok()?
     }
 
     /// How that node is; with its counters, or without.
     pub fn ask(&self, counters: bool) -> Result<NodeStatus, BorrowError> {
         let ask = |from| ask_status(&self.node, &self.peer, &self.address, from, counters);
+        let deadline = Instant::now() + timing::STATUS_TIMEOUT;
         let (mut status, mut next) = ask(0)?;
-        let mut from = 0;
+        let (mut from, mut entries) = (0, 0);
         while let Some(place) = next {
-            // A node that is right comes to an end.
-            if place <= from || status.entries() > MAX_STATUS_ENTRIES {
+            // A node that is right comes to an end, and each part but the last has something in it.
+            let is_empty = std::mem::replace(&mut entries, status.entries()) == entries;
+            if place <= from || is_empty || entries > MAX_STATUS_ENTRIES || Instant::now() > deadline {
                 return Err(refused_because(&self.address, "its status has no end"));
             }
             from = place;

@@ -202,8 +202,9 @@ fn long_timeout(bytes: u64) -> Duration {
     timing::STORE_LONG_TIMEOUT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S)
 }
 
-/// Asks for everything that has a name. `None`: the answers are no list of names.
-pub(super) fn list_all<E>(
+/// Asks for what has a name: the first `most`, and perhaps some more. `None`: the answers are no list of names.
+pub(super) fn list<E>(
+    most: usize,
     mut ask: impl FnMut(Request) -> Result<Reply, E>,
 ) -> Result<Option<Vec<NamedSegment>>, E> {
     let mut all: Vec<NamedSegment> = Vec::new();
@@ -220,7 +221,7 @@ pub(super) fn list_all<E>(
             }
             all.push(segment);
         }
-        if !more {
+        if !more || all.len() >= most {
             return Ok(Some(all));
         }
     }
@@ -311,7 +312,7 @@ impl Store {
 
     /// Everything that has a name, in their order.
     pub fn list(&self) -> Result<Vec<NamedSegment>, CopyError> {
-        match list_all(|request| self.ask(request, timing::STORE_TIMEOUT))? {
+        match list(usize::MAX, |request| self.ask(request, timing::STORE_TIMEOUT))? {
             Some(all) => Ok(all),
             None => self.unfitting("a list of names"),
         }

@@ -104,8 +104,7 @@ pub(crate) fn receive(
 
 /// Programs of the node's own user, and of root.
 fn may_use(socket: &SeqpacketSocket) -> bool {
-    let own = rustix::process::geteuid().as_raw();
-    socket.peer().is_ok_and(|peer| peer.user_id == own || peer.user_id == 0)
+    socket.peer().is_ok_and(|peer| peer.is_own_or_root())
 }
 
 /// Answers what a program has asked by now. False: it is gone, or talks nonsense.

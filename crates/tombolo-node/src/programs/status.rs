@@ -1,11 +1,15 @@
 //! How the processes are that use a node's API, for whoever asks the node.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::domain::ProgramDomain;
 use super::domains::Programs;
 use crate::fabric::status::{ProgramLimits, ProgramStatus};
+
+/// Bytes that a process of a domain has allocated, and how many parts of that others may map.
+pub(crate) type MemoryByProcess = HashMap<(u16, u32), (u64, u32)>;
 
 impl Programs {
     /// What programs may have.
@@ -17,17 +21,21 @@ impl Programs {
         }
     }
 
-    /// How one of them is.
-    pub(crate) fn status(&self, domain: &Arc<ProgramDomain>) -> ProgramStatus {
-        let peer = domain.socket.peer().ok();
-        let (mut memory_bytes, mut windows) = (0, 0);
-        let regions = self.regions.read();
-        let of_domain = regions.range((domain.number, 0)..=(domain.number, u64::MAX));
-        for (_, region) in of_domain.filter(|(_, region)| region.life == domain.life) {
-            memory_bytes += region.segment.memory().len() as u64;
-            windows += u32::from(region.window.is_some());
+    /// What each process has allocated.
+    pub(crate) fn memory_by_process(&self) -> MemoryByProcess {
+        let mut all = MemoryByProcess::new();
+        for ((number, _), region) in &*self.regions.read() {
+            let (bytes, windows) = all.entry((*number, region.life)).or_default();
+            *bytes += region.segment.memory().len() as u64;
+            *windows += u32::from(region.window.is_some());
         }
-        drop(regions);
+        all
+    }
+
+    /// How one of them is.
+    pub(crate) fn status(&self, domain: &Arc<ProgramDomain>, memory: &MemoryByProcess) -> ProgramStatus {
+        let peer = domain.socket.peer().ok();
+        let (memory_bytes, windows) = memory.get(&(domain.number, domain.life)).copied().unwrap_or_default();
         ProgramStatus {
             domain: domain.number,
             process: domain.process,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tombolo_node::{Borrower, LinkStatus, NeighbourState, NeighbourStatus, NodeStatus};
+use tombolo_node::{Borrower, NeighbourState, NeighbourStatus, NodeStatus};
 
 use super::catalogue::{self, Kind};
 use super::{Labels, Metrics, UNKNOWN};
@@ -42,7 +42,7 @@ pub fn of_node(status: &NodeStatus) -> String {
         metrics.gauge("tombolo_node_open_descriptors_max", help, &node, most as f64);
     }
     of_borrowers(&mut metrics, node[0], &status.borrowers);
-    for neighbour in &status.neighbours {
+    for neighbour in status.neighbours.iter().filter(|neighbour| neighbour.is_wanted) {
         of_neighbour(&mut metrics, node[0], neighbour);
     }
     // Links are told by the names of their neighbours, not by the engine's numbers.
@@ -77,49 +77,61 @@ fn descriptors() -> Option<(u64, u64)> {
 
 type Label<'a> = (&'a str, &'a str);
 
-/// Those that cannot be told apart count together.
+/// Those that cannot be told apart count together. What has gone by their links is not told: a counter must not fall when one of them goes.
 fn of_borrowers(metrics: &mut Metrics, node: Label<'_>, borrowers: &[Borrower]) {
-    let mut all: BTreeMap<[&str; 3], [u64; 4]> = BTreeMap::new();
+    let mut all: BTreeMap<[&str; 3], [u64; 2]> = BTreeMap::new();
     for borrower in borrowers {
-        let address = borrower.address.as_deref().unwrap_or_default();
         let key = borrower.key.as_deref().unwrap_or_default();
-        let sums = all.entry([&borrower.name, address, key]).or_default();
-        let links = |bytes: fn(&LinkStatus) -> u64| borrower.links.iter().map(bytes).sum();
-        let figures = [
-            borrower.bytes,
-            borrower.segments.into(),
-            links(|link| link.sent_bytes),
-            links(|link| link.received_bytes),
-        ];
-        sums.iter_mut().zip(figures).for_each(|(sum, figure)| *sum += figure);
+        let host = host(borrower.address.as_deref().unwrap_or_default());
+        let [bytes, segments] = all.entry([&borrower.name, host, key]).or_default();
+        *bytes += borrower.bytes;
+        *segments += u64::from(borrower.segments);
     }
-    for ([borrower, address, key], [bytes, segments, sent, received]) in all {
-        let of = [node, ("borrower", borrower), ("address", address), ("key", key)];
+    for ([borrower, host, key], [bytes, segments]) in all {
+        let of = [node, ("borrower", borrower), ("host", host), ("key", key)];
         metrics.gauge("tombolo_node_borrower_bytes", "Memory lent to a borrower", &of, bytes as f64);
         let help = "Segments lent to a borrower";
         metrics.gauge("tombolo_node_borrower_segments", help, &of, segments as f64);
-        let help = "Bytes of packets sent to a borrower; what it maps passes no link";
-        metrics.counter("tombolo_node_borrower_sent_bytes", help, &of, sent);
-        let help = "Bytes of packets received from a borrower; what it maps passes no link";
-        metrics.counter("tombolo_node_borrower_received_bytes", help, &of, received);
     }
 }
 
+/// An address without its port, which is another one for each run.
+fn host(address: &str) -> &str {
+    match address.strip_prefix("udp:") {
+        Some(rest) => rest.rsplit_once(':').map_or(rest, |(host, _)| host),
+        None => address,
+    }
+}
+
+/// A neighbour given by --peer. Others come and go under addresses that are never the same.
 fn of_neighbour(metrics: &mut Metrics, node: Label<'_>, neighbour: &NeighbourStatus) {
+    // Its name is not known while it is not there: alerts find it by its address.
     let address = neighbour.addresses.first().map_or("", String::as_str);
-    let name = neighbour.name.as_str();
-    if neighbour.is_wanted {
-        // Its name is not known while it is not there: alerts find it by its address.
-        let of = [node, ("address", address)];
-        let is_up = neighbour.state == NeighbourState::Joined;
-        let help = "1 if a neighbour given by --peer is joined and answers, else 0";
-        metrics.gauge("tombolo_node_neighbour_up", help, &of, f64::from(u8::from(is_up)));
-        let help = "Time for which a neighbour given by --peer has been joined, silent or absent";
-        metrics.gauge("tombolo_node_neighbour_state_seconds", help, &of, neighbour.since_s as f64);
+    let of = [node, ("address", address)];
+    let is_up = neighbour.state == NeighbourState::Joined;
+    let links = neighbour.links.iter().filter(|link| link.answers).count();
+    let gauges = [
+        ("up", "1 if a neighbour given by --peer is joined and answers, else 0", u64::from(is_up)),
+        (
+            "state_seconds",
+            "Time for which a neighbour given by --peer has been joined, silent or absent",
+            neighbour.since_s,
+        ),
+        ("links", "Links to a neighbour given by --peer by which something is heard", links as u64),
+        (
+            "links_wanted",
+            "Addresses by which a neighbour is to be joined (--peer)",
+            neighbour.addresses.len() as u64,
+        ),
+    ];
+    for (metric, help, value) in gauges {
+        metrics.gauge(&format!("tombolo_node_neighbour_{metric}"), help, &of, value as f64);
     }
     for link in &neighbour.links {
         let path = link.path.to_string();
-        let of = [node, ("neighbour", name), ("address", address), ("path", path.as_str())];
+        let end = link.address.as_deref().unwrap_or_default();
+        let name = neighbour.name.as_str();
+        let of = [node, ("neighbour", name), ("address", address), ("path", path.as_str()), ("link", end)];
         let counters = [
             ("sent_bytes", "Bytes of packets sent by a link to a neighbour", link.sent_bytes),
             ("received_bytes", "Bytes of packets received by a link to a neighbour", link.received_bytes),
@@ -154,6 +166,8 @@ fn of_neighbour(metrics: &mut Metrics, node: Label<'_>, neighbour: &NeighbourSta
 
 #[cfg(test)]
 mod tests {
+    use tombolo_node::LinkStatus;
+
     use super::*;
 
     #[test]
@@ -178,7 +192,7 @@ mod tests {
             "tombolo_node_neighbour_up{node=\"n\",address=\"udp:a:1\"} 1.0",
             "tombolo_node_neighbour_up{node=\"n\",address=\"udp:b:1\"} 0.0",
             "tombolo_node_neighbour_state_seconds{node=\"n\",address=\"udp:b:1\"} 7.0",
-            "tombolo_node_neighbour_link_sent_bytes_total{node=\"n\",neighbour=\"east\",address=\"udp:a:1\",path=\"1\"} 9",
+            "tombolo_node_neighbour_link_sent_bytes_total{node=\"n\",neighbour=\"east\",address=\"udp:a:1\",path=\"1\",link=\"\"} 9",
         ] {
             assert!(text.lines().any(|known| known == line), "no {line} in {text}");
         }
@@ -190,17 +204,18 @@ mod tests {
 
     #[test]
     fn borrowers_that_cannot_be_told_apart_count_together() {
-        let borrower = |bytes, sent_bytes| Borrower {
+        let borrower = |bytes, port: u16| Borrower {
             name: "b".into(),
+            address: Some(format!("udp:[::1]:{port}")),
             bytes,
             segments: 1,
-            links: vec![LinkStatus { sent_bytes, ..LinkStatus::default() }],
             ..Borrower::default()
         };
         let status = NodeStatus { borrowers: vec![borrower(1, 5), borrower(2, 6)], ..NodeStatus::default() };
         let text = of_node(&status);
-        let of = "{node=\"\",borrower=\"b\",address=\"\",key=\"\"}";
+        let of = "{node=\"\",borrower=\"b\",host=\"[::1]\",key=\"\"}";
         assert!(text.contains(&format!("tombolo_node_borrower_bytes{of} 3.0")), "{text}");
-        assert!(text.contains(&format!("tombolo_node_borrower_sent_bytes_total{of} 11")), "{text}");
+        assert!(text.contains(&format!("tombolo_node_borrower_segments{of} 2.0")), "{text}");
+        assert_eq!(host("shm:/a:b"), "shm:/a:b");
     }
 }

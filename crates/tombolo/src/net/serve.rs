@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Where to listen for ports: shm:PATH for those of this machine, where processes of this user and root
     /// may attach, and with --ports other users, too; udp:HOST:PORT for those of other machines, whose keys must be on the
     /// list. May be given for each.
-    #[arg(long, value_name = "ADDR", required = true)]
+    #[arg(long, value_name = "ADDR", value_delimiter = ',', required = true)]
     listen: Vec<Address>,
     /// The interface that ports share: one that exists, or tap:NAME, a new one into this machine.
     #[arg(long, value_name = "IFACE|tap:NAME")]

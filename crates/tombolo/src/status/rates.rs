@@ -56,14 +56,14 @@ fn of<T>(
     }
     let rate = |(who, totals): (Who, Totals)| {
         let earlier = known.get_mut(&who)?.pop_front()?;
-        let mut sums = [0, 0];
+        let mut sums = [0u64; 2];
         for (path, sent, received) in &totals {
             // A link that has come since begins with what it has carried since.
             let found = earlier.iter().find(|(known, ..)| known == path);
             let (sent_before, received_before) =
                 found.map_or((0, 0), |(_, sent, received)| (*sent, *received));
-            sums[0] += sent.saturating_sub(sent_before);
-            sums[1] += received.saturating_sub(received_before);
+            sums[0] = sums[0].saturating_add(sent.saturating_sub(sent_before));
+            sums[1] = sums[1].saturating_add(received.saturating_sub(received_before));
         }
         let per_s = |bytes: u64| (bytes as f64 / elapsed.as_secs_f64()).round() as u64;
         (!totals.is_empty()).then(|| Rate { sent_bytes: per_s(sums[0]), received_bytes: per_s(sums[1]) })

@@ -10,7 +10,7 @@ use crate::size::Size;
 use crate::table::{self, Column};
 
 /// Named segments that are listed; `tombolo ls` lists all.
-const MAX_NAMED: usize = 8;
+pub const MAX_NAMED: usize = 8;
 
 const BORROWERS: [Column; 8] = [
     Column::name("BORROWER"),
@@ -96,8 +96,10 @@ pub fn of(
     let segments = named.unwrap_or_default();
     section(&NAMED, segments.iter().take(MAX_NAMED).map(of_segment).collect());
     let (count, bytes) = (status.named.segments, Size(status.named.bytes));
-    if count > segments.len().min(MAX_NAMED) as u64 {
-        lines.push(format!("{count} named segments, {bytes}: `tombolo ls {node}`"));
+    if named.is_none() {
+        lines.push(format!("{count} named segments, {bytes}, whose names this key may not see"));
+    } else if count > segments.len().min(MAX_NAMED) as u64 {
+        lines.push(format!("{count} named segments, {bytes}: `tombolo ls {node}` lists all"));
     }
     lines
 }
@@ -129,6 +131,10 @@ fn of_neighbour(neighbour: &NeighbourStatus, rate: Option<Rate>) -> Vec<String> 
     let mut rest: Vec<String> = neighbour.addresses.clone();
     rest.extend(neighbour.key.as_deref().map(|key| format!("key {}", short(key))));
     rest.extend(neighbour.process_id.map(|process| format!("process {process}")));
+    if neighbour.state == NeighbourState::Joined {
+        let silent = neighbour.links.iter().filter(|link| !link.answers);
+        rest.extend(silent.map(|link| format!("{} is silent", link.address.as_deref().unwrap_or("a link"))));
+    }
     let mut rest = rest.join(", ");
     if let Some(failure) = &neighbour.failure {
         rest.push_str(&format!(" ({failure})"));
@@ -309,7 +315,7 @@ mod tests {
             borrowers: vec![None],
             neighbours: vec![Some(Rate { sent_bytes: 1 << 20, received_bytes: 0 }), None],
         };
-        let lines = of(&status, &rates, None, "lender", 80);
+        let lines = of(&status, &rates, Some(&[]), "lender", 80);
         let wanted = "node lender (version 0.1.0, process 19440), up 3 h
 listens at shm:/run/tombolo/lender, udp:192.0.2.1:7000
 ends in 25 s at the latest, and waits for its borrowers and programs
@@ -324,7 +330,7 @@ east           1 joined   2 h  1 MiB        0 B udp:192.0.2.2:7000, key 01234567
 
 DOMAIN PROCESS USER TRANSFERS MEMORY WINDOWS REGISTERED MAILBOX
      7       -    -         0 64 MiB       0        0 B no
-9 named segments, 13 MiB: `tombolo ls lender`";
+9 named segments, 13 MiB: `tombolo ls lender` lists all";
         assert_eq!(lines.join("\n"), wanted);
         assert!(lines.iter().all(|line| line.chars().count() <= 80));
     }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::common::{
-    Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, runtime_directory, tombolo,
+    Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, runtime_directory, send,
+    tombolo,
 };
 
 fn with_stdout(arguments: &[&str], stdout: impl Into<Stdio>) -> Output {
@@ -387,8 +388,48 @@ fn a_terminal_that_nobody_reads_keeps_no_node_from_its_work() {
             line.split_once("WARN ").and_then(|(_, text)| text.split_once(" line(s) are missing here"));
         missing += lost.map_or(0, |(count, _)| count.parse::<usize>().unwrap());
     }
-    crate::common::send(node.id(), Signal::TERM);
+    send(node.id(), Signal::TERM);
     assert_eq!(node.wait().unwrap().code(), Some(0));
     assert!(missing > 0, "the queue took all of them: the test shows nothing");
     assert_eq!(refused + missing, strangers);
+}
+
+/// Nobody who looks waits for a run that is stopped, or for one that is busy with another's question.
+#[test]
+fn a_look_waits_for_no_run() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "128M");
+    let words = [compiled("hold", &[]), "16".into(), "rest".into()];
+    let run = Program::new(&words).remote("64M").start_on(&[&lender], "8M");
+    run.output_with("holding", PATIENCE);
+    let is_seen = || {
+        let looked = tombolo(&["ps", "--json"]);
+        let looked: serde_json::Value = serde_json::from_slice(&looked.stdout).expect("JSON");
+        let mut programs = looked["programs"].as_array().unwrap().iter();
+        programs.any(|program| program["run_pid"] == run.pid())
+    };
+    assert!(is_seen());
+    // A lender that does not answer is dialed for seconds.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = format!("udp:{}", silent.local_addr().unwrap());
+    let mut command = Command::new(TOMBOLO);
+    command.args(["lenders", "add", &run.pid().to_string(), &address]);
+    let adding = Running::start(command, Vec::new());
+    // It has been asked for an answer.
+    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    silent.recv(&mut [0; 2000]).expect("it dials");
+    assert!(is_seen(), "it answers nobody else meanwhile");
+    let failed = adding.wait(PATIENCE);
+    assert!(failed.code() != 0 && failed.stderr.contains(&address), "{}", failed.stderr);
+    // Each look leaves what it asked in the queue of one that is stopped.
+    let supervisor = run.supervisor_pid();
+    send(supervisor, Signal::STOP);
+    for _ in 0..3 {
+        let looked = tombolo(&["ps"]);
+        assert_eq!(looked.code(), 0, "{}", looked.stderr);
+        let said = format!("the run of process {} does not answer", run.pid());
+        assert!(looked.stderr.contains(&said), "{}", looked.stderr);
+    }
+    send(supervisor, Signal::CONT);
+    assert!(is_seen());
 }

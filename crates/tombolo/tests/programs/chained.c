@@ -1,6 +1,7 @@
 /* Executes itself by each function that there is, with each kind of environment; what is executed says which of two libraries it has.
  * The arguments are what stands in the paths of the two in /proc/self/maps. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -40,6 +41,31 @@ static int execute(unsigned which, char *path, char **given) {
   return -1;
 }
 
+/* What executes nothing returns as libc's functions do, however many arguments there are. */
+static int failing(void) {
+  const char *missing = "/no/such/program", *name = "no-such-program-anywhere";
+  char *none[] = {NULL};
+  int wrong = 0;
+  for (int round = 0; round < 3; round++) {
+#define FAILS(call) errno = 0; wrong += (call) != -1 || errno != ENOENT
+    FAILS(execl(missing, "1", (char *)NULL));
+    FAILS(execl(missing, "1", "2", "3", "4", (char *)NULL));
+    FAILS(execl(missing, "1", "2", "3", "4", "5", (char *)NULL));
+    FAILS(execl(missing, "1", "2", "3", "4", "5", "6", (char *)NULL));
+    FAILS(execl(missing, "1", "2", "3", "4", "5", "6", "7", "8", "9", (char *)NULL));
+    FAILS(execlp(name, "1", "2", "3", "4", "5", "6", "7", (char *)NULL));
+    FAILS(execle(missing, "1", (char *)NULL, environ));
+    FAILS(execle(missing, "1", "2", "3", "4", (char *)NULL, environ));
+    FAILS(execle(missing, "1", "2", "3", "4", "5", "6", "7", (char *)NULL, none));
+    FAILS(execv(missing, none));
+    FAILS(execvp(name, none));
+    FAILS(execvpe(name, none, none));
+    FAILS(execve(missing, none, none));
+    FAILS(execveat(AT_FDCWD, missing, none, none, 0));
+  }
+  return wrong;
+}
+
 int main(int count, char **arguments) {
   if (count == 8) {
     int is_right = strcmp(arguments[6], "six") == 0 && strcmp(arguments[7], "seven") == 0;
@@ -50,6 +76,8 @@ int main(int count, char **arguments) {
   if (count != 3) return 1;
   /* What is noted from here on counts. */
   const char *notes = getenv("TOMBOLO_SECOND");
+  if (notes && truncate(notes, 0)) return 1;
+  if (failing()) return 3;
   if (notes && truncate(notes, 0)) return 1;
   char **inherited = environ;
   char *preload = getenv("LD_PRELOAD");

@@ -1,0 +1,123 @@
+//! The end that asks.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tombolo_host::unix::{SeqpacketSocket, UnixError, UntrustedUser};
+
+use crate::message::{MESSAGE_BYTES_MAX, Request};
+
+/// Between two attempts to connect where the queue of connections is full, and to pass descriptors that are not taken yet.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Nobody listens, or the connection has ended.
+    #[error(transparent)]
+    Socket(#[from] UnixError),
+    /// Who listens is not whom the socket's place promises.
+    #[error(transparent)]
+    Untrusted(#[from] UntrustedUser),
+    /// What it says is no answer.
+    #[error("the answer cannot be read: {0}")]
+    NoAnswer(#[from] serde_json::Error),
+    /// It has said nothing for so long.
+    #[error("no answer within {} s", .0.as_secs())]
+    TimedOut(Duration),
+}
+
+/// Who may be listening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Processes of this user, and of root.
+    Own,
+    /// Whoever it is: nothing is sent that only some may have, and nothing is believed.
+    Anybody,
+}
+
+/// A connection to a service.
+#[derive(Debug)]
+pub struct Client {
+    socket: SeqpacketSocket,
+}
+
+impl Client {
+    /// Connects to the service that listens at a path.
+    ///
+    /// # Errors
+    /// Nobody listens there, or who is not trusted does, or the service has taken no connections for so long.
+    pub fn connect(path: &Path, trust: Trust, timeout: Duration) -> Result<Self, AskError> {
+        let since = Instant::now();
+        let socket = loop {
+            match SeqpacketSocket::connect(path) {
+                // Its queue of connections is full. A service takes one in far less, unless it is stopped.
+                Err(UnixError::WouldBlock) if since.elapsed() < timeout => std::thread::sleep(PAUSE),
+                Err(UnixError::WouldBlock) => return Err(AskError::TimedOut(timeout)),
+                connected => break connected?,
+            }
+        };
+        if trust == Trust::Own {
+            socket.check_listener(None)??;
+        }
+        Ok(Self { socket })
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub fn ask<A: Serialize, R: DeserializeOwned>(
+        &self,
+        version: u16,
+        ask: &A,
+        descriptors: &[BorrowedFd<'_>],
+        timeout: Duration,
+    ) -> Result<R, AskError> {
+        let request = serde_json::to_vec(&Request { version, ask })?;
+        let since = Instant::now();
+        loop {
+            match self.socket.send(&[&request], descriptors) {
+                // It has not looked yet at who connects, or not read yet what was asked before.
+                Err(UnixError::TakesNone | UnixError::WouldBlock) if since.elapsed() < timeout => {
+                    std::thread::sleep(PAUSE);
+                }
+                Err(UnixError::TakesNone | UnixError::WouldBlock) => return Err(AskError::TimedOut(timeout)),
+                // It may have said why before it hung up.
+                Ok(()) | Err(UnixError::Closed) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.next(Some(timeout))?.ok_or(AskError::TimedOut(timeout))
+    }
+
+    /// The next answer; `None`: there was none for so long.
+    ///
+    /// # Errors
+    /// The service has gone.
+    pub fn next<R: DeserializeOwned>(&self, timeout: Option<Duration>) -> Result<Option<R>, AskError> {
+        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            match self.socket.receive(&mut buffer) {
+                Ok(received) => {
+                    let message = buffer.get(..received.length_bytes).unwrap_or_default();
+                    return Ok(Some(serde_json::from_slice(message)?));
+                }
+                Err(UnixError::WouldBlock) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            // Whatever comes of it, the socket says.
+            let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], left.as_ref());
+        }
+    }
+}

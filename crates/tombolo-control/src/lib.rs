@@ -1,0 +1,16 @@
+//! How commands ask what runs on this machine (`tombolo run`, `tombolo net serve`), and who is answered.
+//!
+//! A service listens at a Unix socket of whole messages. A question is `{"version": N, "ask": …}` in one message of JSON, an answer another. What
+//! can be asked, and the version of that, each service says itself.
+//!
+//! Who is answered is the same everywhere: processes of the service's own user, and of root, as the kernel names them. A command asks only who is
+//! of its own user or root, too. (`net serve` lets in others besides, for what its file of ports says.)
+#![forbid(unsafe_code)]
+
+mod client;
+mod message;
+mod server;
+
+pub use client::{AskError, Client, Trust};
+pub use message::{MESSAGE_BYTES_MAX, Request};
+pub use server::{Server, Service};
