@@ -36,7 +36,7 @@ pub enum AskError {
 pub enum Trust {
     /// Processes of this user, and of root.
     Own,
-    /// Whoever it is: nothing is sent that only some may have, and nothing is believed.
+    /// Whoever it is.
     Anybody,
 }
 

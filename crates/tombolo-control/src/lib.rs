@@ -3,8 +3,9 @@
 //! A service listens at a Unix socket of whole messages. A question is `{"version": N, "ask": …}` in one message of JSON, an answer another. What
 //! can be asked, and the version of that, each service says itself.
 //!
-//! Who is answered is the same everywhere: processes of the service's own user, and of root, as the kernel names them. A command asks only who is
-//! of its own user or root, too. (`net serve` lets in others besides, for what its file of ports says.)
+//! Who is answered is the same everywhere: processes of the service's own user, and of root, as the kernel names them. (`net serve` lets in others
+//! besides, for what its file of ports says.) Commands that ask a run believe only who is of their own user or root, too; those that ask an owner of an
+//! uplink believe whoever listens where they were told ([`Trust`]).
 #![forbid(unsafe_code)]
 
 mod client;

@@ -90,14 +90,13 @@ fn accept<S: Service>(listener: &SeqpacketListener, stop: &Stop, service: &Arc<S
                     clients.fetch_sub(1, Ordering::Relaxed);
                     continue;
                 }
-                let (service, own) = (service.clone(), clients.clone());
+                let (service, place) = (service.clone(), Place(clients.clone()));
                 let serving = move || {
+                    let _place = place;
                     serve(&socket, &*service);
-                    own.fetch_sub(1, Ordering::Relaxed);
                 };
-                if std::thread::Builder::new().name("control-client".into()).spawn(serving).is_err() {
-                    clients.fetch_sub(1, Ordering::Relaxed);
-                }
+                // Without a thread for it, it is hung up on.
+                let _ = std::thread::Builder::new().name("control-client".into()).spawn(serving);
             }
             Ok(None) => {
                 let listening = PollFd::new(listener, PollFlags::IN);
@@ -106,6 +105,15 @@ fn accept<S: Service>(listener: &SeqpacketListener, stop: &Stop, service: &Arc<S
             }
             Err(_) => std::thread::sleep(ERROR_PAUSE),
         }
+    }
+}
+
+/// One of those who are answered at once, until this is dropped.
+struct Place(Arc<AtomicU32>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

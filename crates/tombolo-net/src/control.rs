@@ -279,7 +279,7 @@ impl Control {
         if self.is_overbooked && !was_overbooked {
             tracing::warn!(
                 "ports have guarantees of {guaranteed} bits a second together, and the uplink sends {has}: while they \
-                 use them, each gets less than its guarantee, and other ports get nothing"
+                 use them, some get less than that, or nothing, and other ports get nothing"
             );
         }
     }

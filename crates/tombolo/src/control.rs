@@ -6,9 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tombolo_control::{Client, Server, Service, Trust};
+use tombolo_control::{AskError, Client, Server, Service, Trust};
 use tombolo_host::unix::{SeqpacketListener, UnixError, remove_dead};
 
 use crate::failure::Failure;
@@ -103,6 +104,10 @@ impl Run {
         match asked() {
             Ok(Answer::Done(value)) => Ok(value),
             Ok(Answer::Failed(reason)) => Err(reason),
+            // A socket of another kind.
+            Err(AskError::Socket(UnixError::Path { errno: Errno::PROTOTYPE, .. })) => {
+                Err(format!("the run of process {} is of another build of tombolo", self.pid))
+            }
             Err(error) => Err(format!("the run of process {} does not answer: {error}", self.pid)),
         }
     }
@@ -131,9 +136,15 @@ fn pid_of(name: &str) -> Option<u32> {
 /// The run of that name, or whose program has that process number, or which itself has.
 pub fn find(named: &str) -> Result<Run, Failure> {
     let mut found = Vec::new();
-    let mut names = Vec::new();
+    let (mut names, mut silent) = (Vec::new(), Vec::new());
     for run in runs() {
-        let Ok(status) = run.ask(&Question::Status) else { continue };
+        let status = match run.ask(&Question::Status) {
+            Ok(status) => status,
+            Err(reason) => {
+                silent.push(reason);
+                continue;
+            }
+        };
         let (name, pid) = (status["name"].as_str().unwrap_or_default(), status["pid"].as_u64());
         names.push(format!("{name} ({})", pid.unwrap_or_default()));
         let is_meant = name == named
@@ -144,6 +155,7 @@ pub fn find(named: &str) -> Result<Run, Failure> {
     }
     match (found.len(), found.pop()) {
         (1, Some(run)) => Ok(run),
+        (0, _) if names.is_empty() && !silent.is_empty() => Err(Failure::new(silent.join("; "))),
         (0, _) if names.is_empty() => Err(Failure::new("no program of this user runs on far memory here")),
         (0, _) => Err(Failure::new(format!(
             "no program on far memory is called `{named}` or has that process number, but {}",

@@ -180,6 +180,11 @@ fn nodes_in(directory: &Path) -> Vec<Found> {
     entries.flatten().filter_map(|entry| node_at(entry.path())).collect()
 }
 
+/// Where each node of this machine listens that is alive, by name.
+pub fn node_addresses() -> Vec<(String, Address)> {
+    nodes().into_iter().map(|node| (node.name.clone(), node.address())).collect()
+}
+
 fn described(nodes: &[Found]) -> String {
     nodes.iter().map(Found::described).collect::<Vec<_>>().join(", ")
 }

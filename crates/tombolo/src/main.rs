@@ -70,7 +70,7 @@ enum Command {
     Node(node::Arguments),
     /// Run a program with part of its memory at lenders.
     Run(run::Arguments),
-    /// List the programs of this user that run on far memory.
+    /// List what runs here: programs on far memory, nodes, uplinks.
     Ps(ps::Arguments),
     /// Show programs on far memory, and their lenders, again and again.
     Top(top::Arguments),

@@ -19,7 +19,7 @@ mod attach;
 mod coalesce;
 mod serve;
 mod set;
-mod show;
+pub mod show;
 
 /// Arguments of `tombolo net`.
 #[derive(Args)]
@@ -76,8 +76,8 @@ impl From {
     }
 }
 
-/// The only owner of an uplink of this user's on this machine.
-fn only_owner() -> Result<(PathBuf, Client), Failure> {
+/// The owners of uplinks of this user's on this machine that answer.
+pub fn owners() -> Vec<(PathBuf, Client)> {
     let mut found = Vec::new();
     for path in local::entries() {
         if path.extension().is_some_and(|suffix| suffix == &SUFFIX[1..]) {
@@ -92,6 +92,12 @@ fn only_owner() -> Result<(PathBuf, Client), Failure> {
             }
         }
     }
+    found
+}
+
+/// The only owner of an uplink of this user's on this machine.
+fn only_owner() -> Result<(PathBuf, Client), Failure> {
+    let mut found = owners();
     match (found.len(), found.pop()) {
         (1, Some(owner)) => Ok(owner),
         (0, _) => {

@@ -1,21 +1,25 @@
-//! `tombolo ps`: the programs of this user that run on far memory.
+//! `tombolo ps`: what runs here of this user: programs on far memory, nodes, uplinks and their ports.
 
+use std::thread;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
+use tombolo_net::protocol::{PortStatus, UplinkStatus};
+use tombolo_node::{NodeStatus, Security, StatusClient};
 
 use crate::failure::Failure;
-use crate::output;
+use crate::size::Size;
 use crate::table::{self, Column};
 use crate::top::shown;
 use crate::watch::{Watch, number, size};
+use crate::{duration, local, net, output};
 
 /// Between two looks at the counters, from which rates follow.
 const INTERVAL: Duration = Duration::from_millis(300);
 
-const COLUMNS: [Column; 8] = [
-    Column::name("NAME"),
+const PROGRAMS: [Column; 8] = [
+    Column::name("PROGRAM"),
     Column::figure("PID"),
     Column::figure("LOCAL"),
     Column::figure("FAR"),
@@ -24,29 +28,154 @@ const COLUMNS: [Column; 8] = [
     Column::figure("LONGEST"),
     Column::rest("LENDERS"),
 ];
+const NODES: [Column; 7] = [
+    Column::name("NODE"),
+    Column::figure("PID"),
+    Column::figure("UP"),
+    Column::figure("LENT"),
+    Column::figure("FREE"),
+    Column::figure("BORROWERS"),
+    Column::rest("NEIGHBOURS"),
+];
+const PORTS: [Column; 7] = [
+    Column::name("UPLINK"),
+    Column::name("PORT"),
+    Column::figure("PID"),
+    Column::figure("WEIGHT"),
+    Column::figure("SENT"),
+    Column::figure("RECEIVED"),
+    Column::rest("STATE"),
+];
+
+/// What there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Programs on far memory.
+    Programs,
+    /// Nodes.
+    Nodes,
+    /// Uplinks that are shared, and their ports.
+    Uplinks,
+}
 
 /// Arguments of `tombolo ps`.
 #[derive(Args)]
 pub struct Arguments {
+    /// Of these kinds alone.
+    #[arg(value_name = "KIND")]
+    kinds: Vec<Kind>,
     /// Print JSON, and nothing else.
     #[arg(long)]
     json: bool,
 }
 
-/// Lists the programs.
+/// Lists what runs.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let programs = programs();
+    let is_wanted = |kind: Kind| arguments.kinds.is_empty() || arguments.kinds.contains(&kind);
+    // Who does not answer holds up none of another kind.
+    let nodes = is_wanted(Kind::Nodes).then(|| thread::spawn(nodes));
+    let uplinks = is_wanted(Kind::Uplinks).then(|| thread::spawn(uplinks));
+    let programs = if is_wanted(Kind::Programs) { programs() } else { Vec::new() };
+    let nodes = nodes.and_then(|asking| asking.join().ok()).unwrap_or_default();
+    let uplinks = uplinks.and_then(|asking| asking.join().ok()).unwrap_or_default();
     if arguments.json {
-        output::json(&json!({ "programs": programs }))?;
+        let uplinks: Vec<Value> =
+            uplinks.iter().map(|(uplink, ports)| json!({ "uplink": uplink, "ports": ports })).collect();
+        output::json(&json!({ "programs": programs, "nodes": nodes, "uplinks": uplinks }))?;
         return Ok(0);
     }
-    if programs.is_empty() {
-        output::line("no program of this user runs on far memory here");
-        return Ok(0);
+    let sections = [
+        (&PROGRAMS[..], programs.iter().map(row).collect()),
+        (&NODES[..], nodes.iter().map(node_row).collect()),
+        (&PORTS[..], uplinks.iter().flat_map(|(uplink, ports)| port_rows(uplink, ports)).collect::<Vec<_>>()),
+    ];
+    let mut lines: Vec<String> = Vec::new();
+    for (columns, rows) in sections.into_iter().filter(|(_, rows): &(_, Vec<_>)| !rows.is_empty()) {
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        lines.extend(table::lines(columns, &rows, table::width()));
     }
-    let rows: Vec<_> = programs.iter().map(row).collect();
-    table::lines(&COLUMNS, &rows, table::width()).iter().for_each(|line| output::line(line));
+    if lines.is_empty() {
+        lines.push("nothing of this user runs here: no program on far memory, no node, no uplink".to_owned());
+    }
+    lines.iter().for_each(|line| output::line(line));
     Ok(0)
+}
+
+/// How each node of this machine is that answers.
+fn nodes() -> Vec<NodeStatus> {
+    let ask = |(name, address): (String, tombolo_node::Address)| {
+        let asking = thread::spawn(move || {
+            StatusClient::connect(&address, &Security::Insecure).and_then(|client| client.ask(false))
+        });
+        (name, asking)
+    };
+    // All are asked before one is waited for.
+    let asked: Vec<_> = local::node_addresses().into_iter().map(ask).collect();
+    let answer = |(name, asking): (String, thread::JoinHandle<Result<NodeStatus, _>>)| match asking.join() {
+        Ok(Ok(status)) => Some(status),
+        Ok(Err(error)) => {
+            output::say(&format!("node `{name}` does not answer, and is left out: {error}"));
+            None
+        }
+        Err(_) => None,
+    };
+    asked.into_iter().filter_map(answer).collect()
+}
+
+/// How each uplink is, with its ports, whose owner answers.
+fn uplinks() -> Vec<(UplinkStatus, Vec<PortStatus>)> {
+    let answer = |(path, client): (std::path::PathBuf, _)| match net::show::all(&client) {
+        Ok(all) => Some(all),
+        Err(error) => {
+            output::say(&format!("the owner at {} is left out: {}", path.display(), error.text));
+            None
+        }
+    };
+    net::owners().into_iter().filter_map(answer).collect()
+}
+
+fn node_row(node: &NodeStatus) -> Vec<String> {
+    let of_state = |state| node.neighbours.iter().filter(|neighbour| neighbour.state == state).count();
+    let joined = of_state(tombolo_node::NeighbourState::Joined);
+    let mut neighbours = joined.to_string();
+    if joined < node.neighbours.len() {
+        neighbours.push_str(&format!(", {} away", node.neighbours.len() - joined));
+    }
+    vec![
+        node.name.clone(),
+        node.process_id.to_string(),
+        duration::shown_s(node.uptime_s),
+        Size(node.lent_bytes).to_string(),
+        Size(node.free_bytes).to_string(),
+        node.borrowers.len().to_string(),
+        neighbours,
+    ]
+}
+
+/// A row for each port; of an uplink without ports, one for itself.
+fn port_rows(uplink: &UplinkStatus, ports: &[PortStatus]) -> Vec<Vec<String>> {
+    let state = if uplink.has_carrier { "" } else { "no carrier" };
+    let row = |cells: [String; 5]| {
+        let mut row = vec![uplink.interface.clone()];
+        row.extend(cells);
+        row.push(state.to_owned());
+        row
+    };
+    if ports.is_empty() {
+        return vec![row(["-"; 5].map(str::to_owned))];
+    }
+    let of_port = |PortStatus { port, process, counters, .. }: &PortStatus| {
+        row([
+            port.name.clone(),
+            process.map_or_else(|| "-".to_owned(), |process| process.to_string()),
+            port.weight.to_string(),
+            Size(counters.sent.bytes).to_string(),
+            Size(counters.received.bytes).to_string(),
+        ])
+    };
+    ports.iter().map(of_port).collect()
 }
 
 fn row(program: &Value) -> Vec<String> {
@@ -80,6 +209,6 @@ fn programs() -> Vec<Value> {
     if watch.look().is_empty() {
         return Vec::new();
     }
-    std::thread::sleep(INTERVAL);
+    thread::sleep(INTERVAL);
     watch.look()
 }

@@ -31,9 +31,13 @@ impl Watch {
             .collect();
         for (pid, asking) in asked {
             let Ok((answer, now)) = asking.join() else { continue };
-            let Ok(status @ Value::Object(_)) = answer else {
-                output::say(&format!("the run of process {pid} does not answer, and is left out"));
-                continue;
+            let status = match answer {
+                Ok(status @ Value::Object(_)) => status,
+                Ok(_) => continue,
+                Err(reason) => {
+                    output::say(&format!("{reason}; it is left out"));
+                    continue;
+                }
             };
             let mut told = status.clone();
             if let Some((since, before)) = self.before.get(&pid) {

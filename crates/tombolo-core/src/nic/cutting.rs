@@ -13,9 +13,9 @@ use super::offload::{
     Transport, UDP, network, transport,
 };
 
-/// Frames of one segment: with the headers of TCP over IPv4, 64 KiB in so many frames are twice as much on the wire. More frames would
-/// have many more bytes there than the segment has, and the wire would be one port's for as long.
-const FRAMES_MAX: usize = 712;
+/// Bytes on the wire of one segment: each of its frames has the headers again, so in very many frames, or with long headers, a segment has many more
+/// bytes there than it has itself, and the wire would be one port's for as long.
+const WIRE_BYTES_MAX: u64 = 2 * 65_536;
 const SCTP: u8 = 132;
 const IPV4_IN_IP: u8 = 4;
 const IPV6_IN_IP: u8 = 41;
@@ -37,8 +37,8 @@ pub fn settle(header: &mut OffloadHeader, frame: &mut [u8]) -> Result<Option<Cut
     let own = transport(frame, network_at, ethertype);
     if asked.kind != GSO_NONE {
         let is_its = own.is_some_and(|own| own.at == asked.start && Some(own.protocol) == asked.protocol());
-        let frames = frame.len().div_ceil(asked.segment_bytes.max(1));
-        return if is_its && asked.segment_bytes >= SEGMENT_BYTES_MIN && frames <= FRAMES_MAX {
+        let is_short = || asked.on_wire(frame).is_none_or(|wire| wire.bytes <= WIRE_BYTES_MAX);
+        return if is_its && asked.segment_bytes >= SEGMENT_BYTES_MIN && is_short() {
             Ok(None)
         } else {
             Cut::new(&asked, frame).map(Some).ok_or(BadOffload::Lies)

@@ -382,6 +382,9 @@ impl Exchange {
                 self.reads.charge_turn(id, turn);
             }
         } else {
+            if wire.is_err() || !targets.uplink {
+                self.uplink.had_nothing_for_here(id);
+            }
             self.reads.charge_turn(id, turn);
         }
         self.reads.charge_cap(now_ns, id, charged);

@@ -109,6 +109,18 @@ impl Asked {
         }
     }
 
+    /// Bytes before the payload of each of a segment's frames.
+    fn headers(&self, frame: &[u8]) -> Option<usize> {
+        let headers = self.start + self.transport_bytes(frame)?;
+        (headers <= frame.len()).then_some(headers)
+    }
+
+    /// What a segment is on the wire.
+    pub(super) fn on_wire(&self, frame: &[u8]) -> Option<Wire> {
+        let headers = self.headers(frame)?;
+        (self.segment_bytes > 0).then(|| cut(frame.len() - headers, headers, self.segment_bytes))
+    }
+
     /// Bytes of the transport header of a segment that is to be cut. `None`: it has none.
     pub(super) fn transport_bytes(&self, frame: &[u8]) -> Option<usize> {
         let bytes = match self.protocol()? {
@@ -141,11 +153,11 @@ pub fn on_wire(header: &OffloadHeader, frame: &[u8], mtu: usize) -> Result<Wire,
     {
         return Err(BadOffload::Lies);
     }
-    let headers = asked.start + asked.transport_bytes(frame).ok_or(BadOffload::Lies)?;
+    let headers = asked.headers(frame).ok_or(BadOffload::Lies)?;
     if headers + asked.segment_bytes > network_at + mtu {
         return Err(BadOffload::Giant);
     }
-    Ok(cut(frame.len() - headers, headers, asked.segment_bytes))
+    asked.on_wire(frame).ok_or(BadOffload::Lies)
 }
 
 pub(super) const IPV4: u16 = 0x0800;

@@ -215,6 +215,8 @@ impl Port {
     fn fill_allowance(&mut self, now_ns: u64, part: u64, most: i64) {
         let passed_ns = now_ns.saturating_sub(self.allowance.at_ns);
         self.allowance.rate = part;
+        // However much it has sent, it is soon one that asks little.
+        self.allowance.tokens = self.allowance.tokens.max(-i128::from(most) * BILLION);
         self.allowance.fill(now_ns);
         if !self.has_frames {
             let unused = u128::from(part) * u128::from(passed_ns) / 1_000_000_000;
@@ -259,6 +261,9 @@ const AHEAD_NS: u64 = 4_000_000;
 const AHEAD_DEBT_MAX: u64 = 2 * 65_536;
 /// At any rate the bucket may owe four full frames more: at slow interfaces one segment is two of them.
 const AHEAD_DEBT_MIN: u64 = 2 * AHEAD_BYTES;
+
+/// What a port that comes under the number of another pays of what that owed, at most: a segment of the longest.
+const LEFT_MAX: i64 = 65_536;
 
 /// How late the driver comes back, of late: a bucket that saves up less loses what it could have sent meanwhile.
 #[derive(Debug)]
@@ -403,8 +408,9 @@ impl Scheduler {
                 let allowance = Bucket { rate: 0, burst: AHEAD_BYTES, tokens: 0, at_ns: now_ns };
                 *place = Some(Port {
                     share,
-                    credit: before.as_ref().map_or(0, |before| before.credit.min(0)),
-                    prepaid: before.as_ref().map_or(0, |before| before.prepaid),
+                    // Of what its predecessor owes it pays one segment at most: that may have been another.
+                    credit: before.as_ref().map_or(0, |before| before.credit.clamp(-LEFT_MAX, 0)),
+                    prepaid: before.as_ref().map_or(0, |before| before.prepaid.min(LEFT_MAX)),
                     has_frames: false,
                     place: Place::Out,
                     claim: Claim::Out,
@@ -605,6 +611,14 @@ impl Scheduler {
         }
     }
 
+    /// A port was read, and what it had is not for here: if it has a guarantee, no other port waits for that until
+    /// [`Scheduler::has_frames`].
+    pub fn had_nothing_for_here(&mut self, id: PortId) {
+        if self.port(id).is_some_and(|port| port.guarantee.is_some()) {
+            self.pause(id);
+        }
+    }
+
     /// Whether a port has frames and is under its cap.
     pub fn may_read(&mut self, now_ns: u64, id: PortId) -> bool {
         self.fill(now_ns, id);
@@ -627,9 +641,9 @@ impl Scheduler {
             uplink.fill(now_ns);
             uplink.take(sent.bytes);
         }
+        self.fill_allowance(now_ns, id);
         self.forget_frame(id);
         self.fill(now_ns, id);
-        self.fill_allowance(now_ns, id);
         let most = i128::from(self.most_at_once) * BILLION;
         let Some(port) = self.port(id) else { return };
         port.sent.frames += sent.frames;
@@ -703,11 +717,11 @@ impl Scheduler {
             uplink.fill(now_ns);
             wait_until = (!uplink.has()).then(|| uplink.ready_at());
         }
-        if let Some(at_ns) = wait_until.filter(|_| self.ahead.is_empty() && self.entitled_ahead.is_empty()) {
-            return Next::Wait(at_ns);
-        }
         while let Some(id) = first_due(&self.capped, now_ns).or_else(|| first_due(&self.refilling, now_ns)) {
             self.fill(now_ns, id);
+        }
+        if let Some(at_ns) = wait_until.filter(|_| self.ahead.is_empty() && self.entitled_ahead.is_empty()) {
+            return Next::Wait(at_ns);
         }
         if let Some((id, at_ns)) = self.next_ahead() {
             if at_ns <= now_ns {

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use etherparse::{IpNumber, Ipv4Header, Ipv6Header, PacketBuilder, SlicedPacket, TransportSlice};
+use etherparse::{
+    IpNumber, Ipv4Header, Ipv6Header, Ipv6RawExtHeader, PacketBuilder, SlicedPacket, TcpHeader,
+    TransportSlice,
+};
 use tombolo_core::nic::offload::{BadOffload, OFFLOAD_BYTES, OffloadHeader, on_wire};
 use tombolo_core::nic::{Cut, settle};
 use tombolo_random::{Random, Seeds};
@@ -291,7 +294,7 @@ fn a_segment_of_very_many_frames_is_no_longer_one() {
     let builder = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 3]);
     let mut segment = Vec::new();
     builder.ipv4(V4.0, V4.1, 64).tcp(1000, 9, 1, 1).write(&mut segment, &[7; 65_000]).unwrap();
-    for (segment_bytes, pieces) in [(1448, None), (536, None), (92, None), (88, Some(739)), (16, Some(4063))]
+    for (segment_bytes, pieces) in [(1448, None), (536, None), (80, None), (76, Some(856)), (16, Some(4063))]
     {
         let mut asked = header(1, segment_bytes, 34, 16);
         let on_the_wire = on_wire(&asked, &segment, MTU).unwrap().bytes;
@@ -299,6 +302,28 @@ fn a_segment_of_very_many_frames_is_no_longer_one() {
         assert_eq!(cut.map(|cut: Cut| cut.pieces()), pieces, "{on_the_wire} bytes on the wire");
         assert!(cut.is_some() || on_the_wire <= 2 * 65_536, "{on_the_wire} bytes");
     }
+    // With long headers few frames are much on the wire.
+    let options = Ipv6RawExtHeader::new_raw(IpNumber::TCP, &[0; 1342]).unwrap();
+    let long = TcpHeader::new(1000, 9, 1, 1);
+    let payload = [7; 60_000];
+    let length = options.header_len() + long.header_len() + payload.len();
+    let ip = Ipv6Header {
+        payload_length: length as u16,
+        next_header: IpNumber::IPV6_DESTINATION_OPTIONS,
+        hop_limit: 64,
+        source: V6.0,
+        destination: V6.1,
+        ..Ipv6Header::default()
+    };
+    let mut segment = vec![2, 0, 0, 0, 0, 3, 2, 0, 0, 0, 0, 2, 0x86, 0xdd];
+    ip.write(&mut segment).unwrap();
+    options.write(&mut segment).unwrap();
+    long.write(&mut segment).unwrap();
+    segment.extend(payload);
+    let start = 14 + 40 + options.header_len();
+    let mut asked = header(TCP6, 90, start, 16);
+    assert!(on_wire(&asked, &segment, MTU).unwrap().bytes > 900_000);
+    assert_eq!(settle(&mut asked, &mut segment).unwrap().map(|cut: Cut| cut.pieces()), Some(667));
 }
 
 /// `settle` writes a checksum that is not the frame's own. So the switch reads the bytes that are sent.

@@ -664,6 +664,19 @@ fn a_guarantee_that_cannot_be_used_holds_up_no_frame() {
         _ => None,
     });
     assert!(steps < 200, "{steps} steps");
+    // Nor has one that has more for other ports.
+    let mut flood = Flood::new(Some(SLOW_RATE));
+    flood.set(0, Share { guaranteed: SLOW_RATE / 2, ..Share::default() });
+    let turn = std::cell::Cell::new(0u64);
+    let steps = longest_wait(&mut flood, |id| match id {
+        0 => {
+            turn.set(turn.get() + 1);
+            if turn.get().is_multiple_of(40) { sample(OUTSIDE, 60) } else { sample(3, 60) }
+        }
+        1 => sample(OUTSIDE, 25_000),
+        _ => None,
+    });
+    assert!(steps < 200, "{steps} steps beside a port with a guarantee and local frames");
 }
 
 /// Frames that are refused take turns, too, however short.

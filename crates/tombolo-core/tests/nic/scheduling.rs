@@ -646,3 +646,58 @@ fn a_slower_interface_saves_up_less() {
     }
     assert!(bytes <= SLOWEST.burst() + frame.bytes, "{bytes}");
 }
+
+/// Ports that ask for less than their parts, all at the same time, owe little however long that goes on: each has its share at once when it
+/// asks for more.
+#[test]
+fn to_wait_ahead_leaves_no_debt() {
+    let mut random = Random::new(1);
+    const PORTS: usize = 100;
+    let mut ports = vec![always(weight(1), SLOW.most)];
+    // Two frames each, seven tenths of their parts.
+    let every_ns = 35_000_000;
+    ports.extend([now_and_then(weight(1), 3000, every_ns); PORTS - 1]);
+    let mut scheduler = SLOW.scheduler(Turns::Bytes);
+    let now_ns = run(SLOW, &mut random, &mut scheduler, &mut ports, 30 * S);
+    let last = PORTS - 1;
+    (ports[last].every_ns, ports[last].ready_ns, ports[last].sizes) = (0, now_ns, (SLOW.most, SLOW.most));
+    let before = [ports[0].sent.bytes, ports[last].sent.bytes];
+    go_on(SLOW, &mut random, &mut scheduler, &mut ports, now_ns, now_ns + S);
+    let [greedy, new] = [ports[0].sent.bytes - before[0], ports[last].sent.bytes - before[1]];
+    assert!(greedy.abs_diff(new) <= 4 * SLOW.most, "{greedy} and {new}");
+}
+
+/// What a port has sent at a fast interface keeps it waiting no longer at a slow one than a segment of that does.
+#[test]
+fn a_slower_interface_remembers_less() {
+    let mut scheduler = FAST.scheduler(Turns::Bytes);
+    for id in 0..2 {
+        scheduler.set(0, PortId(id), Share::default());
+    }
+    scheduler.charge(0, PortId(0), on_the_wire(1_000_000));
+    scheduler.shape(0, Some(SLOWEST.rate), SLOWEST.most);
+    let now_ns = S / 10;
+    scheduler.charge(now_ns, PortId(1), on_the_wire(SLOWEST.burst() + 9000));
+    scheduler.frame_waits(now_ns, PortId(0), 138);
+    assert_eq!(scheduler.next(now_ns + S / 20), Next::Read(PortId(0)));
+}
+
+/// Who comes under the number of one that owed much pays one segment of that.
+#[test]
+fn an_heir_owes_one_segment() {
+    let mut scheduler = Scheduler::new(Turns::Bytes, 0, MOST);
+    for id in 0..2 {
+        scheduler.set(0, PortId(id), Share::default());
+        scheduler.has_frames(PortId(id));
+    }
+    scheduler.charge(0, PortId(0), on_the_wire(100_000_000));
+    scheduler.remove(PortId(0));
+    scheduler.set(0, PortId(0), Share::default());
+    scheduler.has_frames(PortId(0));
+    let mut bytes = 0;
+    while scheduler.next(0) != Next::Read(PortId(0)) {
+        scheduler.charge(0, PortId(1), on_the_wire(1500));
+        bytes += 1538;
+    }
+    assert!((60_000..70_000).contains(&bytes), "{bytes}");
+}

@@ -241,8 +241,8 @@ mod tests {
             assert_eq!(Message::decode(&hello[..cut]), Err(Malformed::Garbage));
         }
         let mut newer = hello;
-        newer[8] = 9;
-        assert_eq!(Message::decode(&newer), Err(Malformed::Version(9)));
+        newer[8] = PROTOCOL_VERSION + 1;
+        assert_eq!(Message::decode(&newer), Err(Malformed::Version(PROTOCOL_VERSION + 1)));
         assert_eq!(Message::decode(&[0xFF; 24]), Err(Malformed::Garbage));
     }
 }

@@ -311,8 +311,8 @@ mod tests {
         datagram[3] = 200;
         assert_eq!(Header::decode(&datagram), Err(Malformed::Garbage));
         datagram[3] = 1;
-        datagram[2] = 9;
-        let other = Malformed::Version { theirs: 9, kind: Some(Kind::Hello) };
+        datagram[2] = PROTOCOL_VERSION + 1;
+        let other = Malformed::Version { theirs: PROTOCOL_VERSION + 1, kind: Some(Kind::Hello) };
         assert_eq!(Header::decode(&datagram), Err(other));
         datagram[0] = 0;
         assert_eq!(Header::decode(&datagram), Err(Malformed::Garbage));

@@ -246,17 +246,20 @@ fn an_address_in_use_is_an_error_and_a_clean_end_removes_it() {
     assert!(!path_of(&address).exists());
 }
 
+/// A version that nobody has yet.
+const NEWER: u8 = PROTOCOL_VERSION + 1;
+
 fn names_both(error: &str) -> bool {
-    error.contains("version 9") && error.contains(&format!("version {PROTOCOL_VERSION}"))
+    error.contains(&format!("version {NEWER}")) && error.contains(&format!("version {PROTOCOL_VERSION}"))
 }
 
 #[test]
 fn versions_that_differ_are_named_on_both_sides() {
     let listener = listen(&scratch_address()).unwrap();
     let newer = SeqpacketSocket::connect(path_of(&listener.address())).unwrap();
-    newer.send(&[&hello(9)], &[]).unwrap();
+    newer.send(&[&hello(NEWER)], &[]).unwrap();
     let error = listener.accept_within(PATIENCE).unwrap_err();
-    assert!(matches!(error, AcceptError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: 9 }));
+    assert!(matches!(error, AcceptError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: NEWER }));
     assert!(names_both(&error.to_string()));
     let mut buffer = [0; 64];
     assert_eq!(answer(&newer, &mut buffer).unwrap(), 24);
@@ -265,11 +268,14 @@ fn versions_that_differ_are_named_on_both_sides() {
 
     // And a connector that meets a newer listener.
     let error = connect_to_fake(|socket| {
-        let mut reject = hello(9);
+        let mut reject = hello(NEWER);
         reject[9] = 3;
         socket.send(&[&reject], &[]).unwrap();
     });
-    assert!(matches!(error, OpenError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: 9, .. }), "{error}");
+    assert!(
+        matches!(error, OpenError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: NEWER, .. }),
+        "{error}"
+    );
     assert!(names_both(&error.to_string()));
 }
 

@@ -83,13 +83,16 @@ fn an_address_in_use_is_an_error() {
     assert_eq!(error.to_string(), format!("another process listens at {address}"));
 }
 
+/// A version that nobody has yet.
+const NEWER: u8 = PROTOCOL_VERSION + 1;
+
 #[test]
 fn versions_that_differ_are_named_on_both_sides() {
     let listener = listen(&loopback()).unwrap();
     let newer = stranger();
-    newer.send_to(&hello(9, 77), socket_address(&listener.address())).unwrap();
+    newer.send_to(&hello(NEWER, 77), socket_address(&listener.address())).unwrap();
     let error = listener.accept_within(PATIENCE).unwrap_err();
-    assert!(matches!(error, AcceptError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: 9 }));
+    assert!(matches!(error, AcceptError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: NEWER }));
     let mut answer = [0; 128];
     let bytes = newer.recv(&mut answer).unwrap();
     assert!(bytes <= 64);
@@ -104,11 +107,11 @@ fn versions_that_differ_are_named_on_both_sides() {
         let mut received = [0; 128];
         let (_, from) = fake.recv_from(&mut received).unwrap();
         let mut reject = received[..24].to_vec();
-        reject[2..4].copy_from_slice(&[9, 3]);
+        reject[2..4].copy_from_slice(&[NEWER, 3]);
         fake.send_to(&reject, from).unwrap();
         let error = connector.join().unwrap();
         assert!(
-            matches!(error, OpenError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: 9, .. }),
+            matches!(error, OpenError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: NEWER, .. }),
             "{error}"
         );
     });

@@ -441,6 +441,11 @@ fn the_guide_to_the_simulator_is_right() {
 }
 
 #[test]
+fn the_guide_to_installing_is_right() {
+    page("docs/guide/installing.md");
+}
+
+#[test]
 fn the_guide_to_operating_is_right() {
     page("docs/guide/operating.md");
 }

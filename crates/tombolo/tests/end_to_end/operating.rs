@@ -42,7 +42,7 @@ fn output_that_cannot_be_written_is_a_failure() {
         &["keygen", "--out", &key],
         &["doctor"],
         &["node", "--listen", &node, "--lend", "1M"],
-        &["ps", "--json"],
+        &["ps", "programs", "--json"],
         &["--help"],
         &["--version"],
         &["help", "node"],
@@ -95,7 +95,9 @@ fn lenders_that_cannot_be_listed_are_a_failure() {
         assert!(since.elapsed() < PATIENCE, "it is not listed: {}", run.errors());
         std::thread::sleep(Duration::from_millis(10));
     }
-    for arguments in [&["lenders", "ls", &program][..], &["lenders", "ls", &program, "--json"], &["ps"]] {
+    for arguments in
+        [&["lenders", "ls", &program][..], &["lenders", "ls", &program, "--json"], &["ps", "programs"]]
+    {
         assert_cannot_be_written(arguments);
     }
 }
@@ -403,7 +405,7 @@ fn a_look_waits_for_no_run() {
     let run = Program::new(&words).remote("64M").start_on(&[&lender], "8M");
     run.output_with("holding", PATIENCE);
     let is_seen = || {
-        let looked = tombolo(&["ps", "--json"]);
+        let looked = tombolo(&["ps", "programs", "--json"]);
         let looked: serde_json::Value = serde_json::from_slice(&looked.stdout).expect("JSON");
         let mut programs = looked["programs"].as_array().unwrap().iter();
         programs.any(|program| program["run_pid"] == run.pid())
@@ -425,7 +427,7 @@ fn a_look_waits_for_no_run() {
     let supervisor = run.supervisor_pid();
     send(supervisor, Signal::STOP);
     for _ in 0..3 {
-        let looked = tombolo(&["ps"]);
+        let looked = tombolo(&["ps", "programs"]);
         assert_eq!(looked.code(), 0, "{}", looked.stderr);
         let said = format!("the run of process {} does not answer", run.pid());
         assert!(looked.stderr.contains(&said), "{}", looked.stderr);

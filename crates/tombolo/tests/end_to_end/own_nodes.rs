@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::common::{Lender, Outcome, PATIENCE, Running, Scratch, TOMBOLO, tombolo};
+use tombolo_host::testing::left_out;
+
+use crate::common::{Lender, Outcome, PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, tombolo};
 
 /// A machine: a place for the sockets of its nodes.
 struct Machine {
@@ -187,4 +189,83 @@ fn one_node_listens_at_several_addresses() {
     let taken = Lender::start(crate::common::Link::Shm, "1M");
     let both = format!("{shm},{}", taken.address());
     tombolo(&["node", "--listen", &both]).assert_one_line(125, taken.address());
+}
+
+/// A program, a node, and an uplink with a port, in one list; who is stopped or killed is left out, and holds up no other.
+#[test]
+fn all_that_runs_here_is_listed() {
+    needs!("cc", "unshare");
+    if !rustix::process::geteuid().is_root() {
+        left_out("only root makes network devices");
+        return;
+    }
+    let machine = Machine::new("listed");
+    // In network namespaces of their own.
+    let apart = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--net", TOMBOLO]).args(arguments);
+        command.env("TOMBOLO_RUNTIME_DIR", machine.scratch.path().join("nodes"));
+        Running::start(command, Vec::new())
+    };
+    let path = |name: &str| machine.scratch.file(name);
+    assert!(machine.run(&["ps"]).text().contains("nothing of this user runs here"));
+    let lender = machine.start(&[
+        "node",
+        "--listen",
+        &format!("shm:{}", path("lender")),
+        "--name",
+        "lender",
+        "--lend",
+        "64M",
+    ]);
+    lender.output_with(" at ", PATIENCE);
+    let shared = format!("shm:{}", path("uplink"));
+    let owner = apart(&["net", "serve", "--uplink", "tap:up0", "--listen", &shared]);
+    owner.output_with(&shared, PATIENCE);
+    let port = apart(&["net", "attach", "--from", &shared, "--tap", "p0", "--name", "web"]);
+    port.output_with("web", PATIENCE);
+    let run = machine.start(&[
+        "run",
+        "--local",
+        "8M",
+        "--remote",
+        "32M",
+        "--",
+        &compiled("hold", &[]),
+        "16",
+        "rest",
+    ]);
+    run.output_with("holding", PATIENCE);
+    let list = |kinds: &[&str]| -> serde_json::Value {
+        let outcome = machine.run(&[&["ps", "--json"], kinds].concat());
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        serde_json::from_slice(&outcome.stdout).expect("JSON")
+    };
+    let all = list(&[]);
+    assert_eq!(all["programs"][0]["run_pid"], run.pid(), "{all:#}");
+    assert_eq!(all["nodes"][0]["name"], "lender", "{all:#}");
+    assert_eq!(all["nodes"][0]["borrowers"].as_array().map(Vec::len), Some(1), "{all:#}");
+    assert_eq!(all["uplinks"][0]["uplink"]["interface"], "up0", "{all:#}");
+    assert_eq!(all["uplinks"][0]["ports"][0]["port"]["name"], "web", "{all:#}");
+    let text = machine.run(&["ps"]).text();
+    let has = |words: &[&str]| text.lines().any(|line| words.iter().all(|word| line.contains(word)));
+    assert!(has(&["hold", "lender"]) && has(&["lender", " MiB"]) && has(&["up0", "web"]), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let programs = list(&["programs"]);
+    assert_eq!((&programs["nodes"], &programs["uplinks"]), (&serde_json::json!([]), &serde_json::json!([])));
+    // The owner is killed, and the node is stopped.
+    owner.signal(Signal::KILL);
+    owner.wait(PATIENCE);
+    lender.signal(Signal::STOP);
+    let outcome = machine.run(&["ps", "--json"]);
+    let left: serde_json::Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
+    assert_eq!(
+        (&left["nodes"], &left["uplinks"]),
+        (&serde_json::json!([]), &serde_json::json!([])),
+        "{left:#}"
+    );
+    assert_eq!(left["programs"][0]["run_pid"], run.pid(), "{left:#}");
+    assert!(outcome.stderr.contains("node `lender` does not answer"), "{}", outcome.stderr);
+    lender.signal(Signal::CONT);
+    drop(port);
 }

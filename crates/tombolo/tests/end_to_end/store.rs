@@ -85,7 +85,7 @@ impl Verifying {
 
 /// What `tombolo ps` says of a run, if it is there.
 pub fn status_of(run_pid: u32) -> Option<Value> {
-    let found = tombolo(&["ps", "--json"]);
+    let found = tombolo(&["ps", "programs", "--json"]);
     let all: Value = serde_json::from_slice(&found.stdout).expect("ps prints JSON");
     let programs = all["programs"].as_array().cloned().unwrap_or_default();
     programs.into_iter().find(|program| program["run_pid"] == u64::from(run_pid))

@@ -148,7 +148,7 @@ def lend(manager):
 
 def maps_of_a_program(there, borrower, script):
     """What a program prints that runs on far memory."""
-    words = ["tombolo", "run", "--quiet", "--from", f"udp:{LENDER}:7000", "--local", "16M", "--remote", "64M", "--"]
+    words = ["tombolo", "run", "--quiet", "--from", f"udp:{LENDER}:7000", "--local", "16M", "--remote", "200M", "--"]
     return [*there, "env", *borrower, *in_root(*words, "sh", "-c", script)]
 
 
@@ -173,7 +173,7 @@ def main():
 
     # A program that stays, a named segment, and what the status says of them.
     stays = subprocess.Popen(
-        maps_of_a_program(there, borrower, f"text=$(head -c 40000000 /dev/zero | tr '\\0' x); read go; {show}"),
+        maps_of_a_program(there, borrower, f"text=$(head -c 24000000 /dev/zero | tr '\\0' x); read go; {show}"),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )
     write("tmp/file", "bytes\n")
