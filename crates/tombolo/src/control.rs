@@ -96,6 +96,11 @@ pub struct Run {
 }
 
 impl Run {
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Asks it something.
     pub fn ask(&self, question: &Question) -> Result<Value, String> {
         // How it is, it says at once.

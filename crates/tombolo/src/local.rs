@@ -10,10 +10,12 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use tombolo_host::unix::{PeerIdentity, SeqpacketSocket, UnixError};
 use tombolo_node::{Address, Listener, OpenError, ShmListener};
 
 use crate::failure::Failure;
+use crate::output;
 
 /// Names another directory for the sockets.
 const VARIABLE: &str = "TOMBOLO_RUNTIME_DIR";
@@ -75,6 +77,15 @@ fn file_name(name: &str) -> String {
     }
 }
 
+/// What the socket of the node of that number is called, of those whose name is the same: no longer than that of the first.
+fn namesake(name: &str, number: u32) -> String {
+    if number == 1 {
+        return name.to_owned();
+    }
+    let number = format!("-{number}");
+    format!("{}{number}", &name[..name.floor_char_boundary(MAX_NAME_BYTES - number.len())])
+}
+
 /// Listens for this user's own commands.
 pub fn listen(name: &str) -> Result<Box<dyn Listener>, String> {
     let mut reasons = Vec::new();
@@ -116,7 +127,7 @@ pub fn entries() -> Vec<PathBuf> {
 fn listen_in(directory: &Path, name: &str) -> Result<Box<dyn Listener>, String> {
     let name = file_name(name);
     for number in 1..=MAX_NAMESAKES {
-        let name = if number == 1 { name.clone() } else { format!("{name}-{number}") };
+        let name = namesake(&name, number);
         match ShmListener::bind_for_own_user(&directory.join(name + SUFFIX)) {
             Ok(listener) => return Ok(Box::new(listener)),
             Err(OpenError::InUse(_)) => {}
@@ -159,7 +170,12 @@ fn node_at(path: PathBuf) -> Option<Found> {
         }
         // The node is alive, and its queue is full.
         Err(UnixError::WouldBlock) => None,
-        Err(_) => return None,
+        // One that was killed, or has ended just now.
+        Err(UnixError::Path { errno: Errno::CONNREFUSED | Errno::NOENT, .. }) => return None,
+        Err(error) => {
+            output::say(&format!("the node at {} is left out: {error}", path.display()));
+            return None;
+        }
     };
     Some(Found { name, path, process_id })
 }
@@ -265,6 +281,13 @@ mod tests {
         assert_eq!(file_name("../a b/\n"), "_a_b__");
         assert_eq!(file_name("...a"), "a");
         assert_eq!([file_name(""), file_name("..")], ["node", "node"]);
-        assert!(file_name(&"é".repeat(100)).len() <= MAX_NAME_BYTES);
+        let long = file_name(&"é".repeat(100));
+        assert!(long.len() <= MAX_NAME_BYTES);
+        // By which it is found again.
+        for number in [1, 2, 10, MAX_NAMESAKES] {
+            let name = namesake(&long, number);
+            assert_eq!(file_name(&name), name);
+        }
+        assert_eq!(namesake("lender", 2), "lender-2");
     }
 }

@@ -38,6 +38,7 @@ mod reproduce;
 mod rm;
 mod run;
 mod security;
+mod side_by_side;
 mod sim;
 mod status;
 mod table;

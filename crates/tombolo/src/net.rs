@@ -12,8 +12,7 @@ use tombolo_net::client::{AskError, Client};
 use tombolo_net::protocol::{Answer, Ask};
 
 use crate::failure::Failure;
-
-use crate::local;
+use crate::{local, output, side_by_side};
 
 mod attach;
 mod coalesce;
@@ -76,23 +75,26 @@ impl From {
     }
 }
 
-/// The owners of uplinks of this user's on this machine that answer.
+/// The owners of uplinks of this user's on this machine to which one can connect. Which are there beside them is said.
 pub fn owners() -> Vec<(PathBuf, Client)> {
-    let mut found = Vec::new();
-    for path in local::entries() {
-        if path.extension().is_some_and(|suffix| suffix == &SUFFIX[1..]) {
-            match Client::connect(&path) {
-                Ok(client) => found.push((path, client)),
-                // Of an owner that was killed.
-                Err(AskError::Socket(UnixError::Path { errno: Errno::CONNREFUSED, .. })) => {
-                    drop(remove_dead(&path));
-                }
-                // One that is busy, or on its way.
-                Err(_) => {}
-            }
+    let is_of_owner = |path: &PathBuf| path.extension().is_some_and(|suffix| suffix == &SUFFIX[1..]);
+    let paths: Vec<PathBuf> = local::entries().into_iter().filter(is_of_owner).collect();
+    let clients = side_by_side::ask(&paths, |path| Client::connect(path));
+    let reached = paths.into_iter().zip(clients).filter_map(|(path, client)| match client {
+        Ok(client) => Some((path, client)),
+        // Of an owner that was killed.
+        Err(AskError::Socket(UnixError::Path { errno: Errno::CONNREFUSED, .. })) => {
+            drop(remove_dead(&path));
+            None
         }
-    }
-    found
+        // Of one that has ended just now.
+        Err(AskError::Socket(UnixError::Path { errno: Errno::NOENT, .. })) => None,
+        Err(error) => {
+            output::say(&format!("the owner at {} is left out: {error}", path.display()));
+            None
+        }
+    });
+    reached.collect()
 }
 
 /// The only owner of an uplink of this user's on this machine.
@@ -129,7 +131,8 @@ fn connect(address: &Address) -> Result<Client, Failure> {
 /// Asks an owner for something.
 fn ask(client: &Client, question: Ask) -> Result<Answer, Failure> {
     client.ask(question, &[]).map_err(|error| match error {
-        AskError::Refused(reason) => Failure::new(reason),
+        // Any user may listen at that path.
+        AskError::Refused(reason) => Failure::new(tombolo_node::harmless_reason(&reason)),
         error => Failure::new(format!("the owner of the uplink does not answer: {error}")),
     })
 }

@@ -13,7 +13,7 @@ use crate::size::Size;
 use crate::table::{self, Column};
 use crate::top::shown;
 use crate::watch::{Watch, number, size};
-use crate::{duration, local, net, output};
+use crate::{duration, local, net, output, side_by_side};
 
 /// Between two looks at the counters, from which rates follow.
 const INTERVAL: Duration = Duration::from_millis(300);
@@ -71,16 +71,21 @@ pub struct Arguments {
 
 /// Lists what runs.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let is_wanted = |kind: Kind| arguments.kinds.is_empty() || arguments.kinds.contains(&kind);
+    let kinds = [Kind::Programs, Kind::Nodes, Kind::Uplinks];
+    let kinds = kinds.map(|kind| (kind, arguments.kinds.is_empty() || arguments.kinds.contains(&kind)));
     // Who does not answer holds up none of another kind.
-    let nodes = is_wanted(Kind::Nodes).then(|| thread::spawn(nodes));
-    let uplinks = is_wanted(Kind::Uplinks).then(|| thread::spawn(uplinks));
-    let programs = if is_wanted(Kind::Programs) { programs() } else { Vec::new() };
-    let nodes = nodes.and_then(|asking| asking.join().ok()).unwrap_or_default();
-    let uplinks = uplinks.and_then(|asking| asking.join().ok()).unwrap_or_default();
+    let found = side_by_side::ask(&kinds, |(kind, is_wanted)| match kind {
+        _ if !is_wanted => Found::default(),
+        Kind::Programs => Found { programs: programs(), ..Found::default() },
+        Kind::Nodes => Found { nodes: nodes(arguments.json), ..Found::default() },
+        Kind::Uplinks => Found { uplinks: uplinks(), ..Found::default() },
+    });
+    let found = found.into_iter().fold(Found::default(), Found::and);
+    let Found { programs, nodes, uplinks } = found;
     if arguments.json {
         let uplinks: Vec<Value> =
             uplinks.iter().map(|(uplink, ports)| json!({ "uplink": uplink, "ports": ports })).collect();
+        let nodes: Vec<Value> = nodes.iter().map(node_value).collect::<Result<_, _>>()?;
         output::json(&json!({ "programs": programs, "nodes": nodes, "uplinks": uplinks }))?;
         return Ok(0);
     }
@@ -103,40 +108,62 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// What runs here.
+#[derive(Default)]
+struct Found {
+    programs: Vec<Value>,
+    /// By the name that commands take.
+    nodes: Vec<(String, NodeStatus)>,
+    uplinks: Vec<(UplinkStatus, Vec<PortStatus>)>,
+}
+
+impl Found {
+    fn and(mut self, other: Self) -> Self {
+        self.programs.extend(other.programs);
+        self.nodes.extend(other.nodes);
+        self.uplinks.extend(other.uplinks);
+        self
+    }
+}
+
 /// How each node of this machine is that answers.
-fn nodes() -> Vec<NodeStatus> {
-    let ask = |(name, address): (String, tombolo_node::Address)| {
-        let asking = thread::spawn(move || {
-            StatusClient::connect(&address, &Security::Insecure).and_then(|client| client.ask(false))
-        });
-        (name, asking)
-    };
-    // All are asked before one is waited for.
-    let asked: Vec<_> = local::node_addresses().into_iter().map(ask).collect();
-    let answer = |(name, asking): (String, thread::JoinHandle<Result<NodeStatus, _>>)| match asking.join() {
-        Ok(Ok(status)) => Some(status),
-        Ok(Err(error)) => {
+fn nodes(with_counters: bool) -> Vec<(String, NodeStatus)> {
+    let nodes = local::node_addresses();
+    let answers = side_by_side::ask(&nodes, |(_, address)| {
+        StatusClient::connect(address, &Security::Insecure).and_then(|client| client.ask(with_counters))
+    });
+    let answered = nodes.into_iter().zip(answers).filter_map(|((name, _), answer)| match answer {
+        Ok(status) => Some((name, status)),
+        Err(error) => {
             output::say(&format!("node `{name}` does not answer, and is left out: {error}"));
             None
         }
-        Err(_) => None,
-    };
-    asked.into_iter().filter_map(answer).collect()
+    });
+    answered.collect()
 }
 
 /// How each uplink is, with its ports, whose owner answers.
 fn uplinks() -> Vec<(UplinkStatus, Vec<PortStatus>)> {
-    let answer = |(path, client): (std::path::PathBuf, _)| match net::show::all(&client) {
+    let owners = net::owners();
+    let answers = side_by_side::ask(&owners, |(_, client)| net::show::all(client));
+    let answered = owners.iter().zip(answers).filter_map(|((path, _), answer)| match answer {
         Ok(all) => Some(all),
         Err(error) => {
             output::say(&format!("the owner at {} is left out: {}", path.display(), error.text));
             None
         }
-    };
-    net::owners().into_iter().filter_map(answer).collect()
+    });
+    answered.collect()
 }
 
-fn node_row(node: &NodeStatus) -> Vec<String> {
+/// What a node says, and the name that commands take.
+fn node_value((name, node): &(String, NodeStatus)) -> Result<Value, Failure> {
+    let mut value = serde_json::to_value(node)?;
+    value["local_name"] = json!(name);
+    Ok(value)
+}
+
+fn node_row((name, node): &(String, NodeStatus)) -> Vec<String> {
     let of_state = |state| node.neighbours.iter().filter(|neighbour| neighbour.state == state).count();
     let joined = of_state(tombolo_node::NeighbourState::Joined);
     let mut neighbours = joined.to_string();
@@ -144,7 +171,7 @@ fn node_row(node: &NodeStatus) -> Vec<String> {
         neighbours.push_str(&format!(", {} away", node.neighbours.len() - joined));
     }
     vec![
-        node.name.clone(),
+        name.clone(),
         node.process_id.to_string(),
         duration::shown_s(node.uptime_s),
         Size(node.lent_bytes).to_string(),
@@ -193,7 +220,7 @@ fn row(program: &Value) -> Vec<String> {
         .collect();
     vec![
         program["name"].as_str().unwrap_or_default().to_owned(),
-        number(&program["pid"]).to_string(),
+        program["pid"].as_u64().map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
         size(&program["resident_bytes"]),
         size(&program["far"]["used_bytes"]),
         number(&program["far"]["copies"]).to_string(),

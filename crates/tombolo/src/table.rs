@@ -48,8 +48,12 @@ pub fn width() -> usize {
 
 /// The lines of a table that is `width` wide. Each row has a cell for each column.
 pub fn lines(columns: &[Column], rows: &[Vec<String>], width: usize) -> Vec<String> {
+    // Names come from other processes, which may be another user's.
+    let shown =
+        |row: &Vec<String>| row.iter().map(|cell| cell.replace(char::is_control, "\u{FFFD}")).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
     let titles: Vec<String> = columns.iter().map(|column| column.title.to_owned()).collect();
-    let all = || iter::once(&titles).chain(rows);
+    let all = || iter::once(&titles).chain(&rows);
     let longest = |index: usize| all().filter_map(|row| row.get(index)).map(|cell| letters(cell)).max();
     let mut widths: Vec<usize> = (0..columns.len()).map(|index| longest(index).unwrap_or(0)).collect();
     let is_rest = |index: usize| columns[index].kind == Kind::Rest;
@@ -133,6 +137,12 @@ mod tests {
             lines(&COLUMNS, &rows, 80),
             ["NAME   PID    FAR LENDERS", "sort     7  4 MiB one", "é    12345 16 MiB"]
         );
+    }
+
+    #[test]
+    fn no_cell_does_anything_to_a_terminal() {
+        let rows = [row(["\u{1b}[2Jsort\n", "7", "4 MiB", "one\r"])];
+        assert_eq!(lines(&COLUMNS, &rows, 80)[1], "\u{FFFD}[2Jsort\u{FFFD}   7 4 MiB one\u{FFFD}");
     }
 
     #[test]

@@ -1,51 +1,56 @@
 //! Looks at the runs of this user, and the rates that follow from two looks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use crate::control::{self, Question};
-use crate::output;
 use crate::size::Size;
+use crate::{output, side_by_side};
 
 /// Remembers the last look.
 #[derive(Default)]
 pub struct Watch {
-    before: HashMap<u32, (Instant, Value)>,
+    /// By where the run listens: runs in different pid namespaces may have the same number.
+    before: HashMap<PathBuf, (Instant, Value)>,
+    /// Of which it was said that they do not answer.
+    silent: HashSet<PathBuf>,
 }
 
 impl Watch {
     /// How each run is. From the second look on with `per_s`, the rates since the last one.
     pub fn look(&mut self) -> Vec<Value> {
         let mut seen = HashMap::new();
+        let mut silent = HashSet::new();
         let mut programs = Vec::new();
-        // One that does not answer holds up no other.
-        let asked: Vec<_> = control::runs()
-            .into_iter()
-            .map(|run| {
-                let pid = run.pid;
-                let asking = std::thread::spawn(move || (run.ask(&Question::Status), Instant::now()));
-                (pid, asking)
-            })
-            .collect();
-        for (pid, asking) in asked {
-            let Ok((answer, now)) = asking.join() else { continue };
+        let runs = control::runs();
+        let answers = side_by_side::ask(&runs, |run| (run.ask(&Question::Status), Instant::now()));
+        for (run, (answer, now)) in runs.iter().zip(answers) {
+            let path = run.path().to_owned();
             let status = match answer {
                 Ok(status @ Value::Object(_)) => status,
-                Ok(_) => continue,
-                Err(reason) => {
-                    output::say(&format!("{reason}; it is left out"));
+                answer => {
+                    if !self.silent.contains(&path) {
+                        let unexpected = |_| format!("the run of process {} answers no status", run.pid);
+                        output::say(&format!(
+                            "{}; it is left out",
+                            answer.map_or_else(|reason| reason, unexpected)
+                        ));
+                    }
+                    silent.insert(path);
                     continue;
                 }
             };
             let mut told = status.clone();
-            if let Some((since, before)) = self.before.get(&pid) {
+            if let Some((since, before)) = self.before.get(&path) {
                 rate(&mut told, before, (now - *since).as_secs_f64());
             }
             programs.push(told);
-            seen.insert(pid, (now, status));
+            seen.insert(path, (now, status));
         }
+        self.silent = silent;
         self.before = seen;
         programs
     }

@@ -4,6 +4,7 @@ use clap::Args;
 use serde_json::json;
 use tombolo_net::bits::BitRate;
 use tombolo_net::client::Client;
+use tombolo_net::control::PORTS_MAX;
 use tombolo_net::protocol::{Answer, Ask, Counters, PortStatus, Traffic, UPLINK, UplinkStatus, Vlans};
 
 use super::{From, ask, unexpected};
@@ -78,7 +79,15 @@ fn ports(client: &Client) -> Result<Vec<PortStatus>, Failure> {
         let after = all.last().map(|last| last.port.name.clone());
         match ask(client, Ask::List { after })? {
             Answer::Ports(more) if more.is_empty() => return Ok(all),
-            Answer::Ports(more) => all.extend(more),
+            Answer::Ports(more) => {
+                all.extend(more);
+                // Or one that lists the same ports again and again would never end.
+                if all.len() > PORTS_MAX || !all.is_sorted_by(|one, next| one.port.name < next.port.name) {
+                    return Err(Failure::new(
+                        "the owner of the uplink lists ports that are out of order, or more than there can be",
+                    ));
+                }
+            }
             answer => return Err(unexpected(&answer)),
         }
     }

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 
@@ -122,7 +123,21 @@ def key(name):
     return run(*in_root("tombolo", "keygen", "--show", "--out", f"/etc/tombolo/{name}")).strip()
 
 
-def lend(manager):
+def listen_as_manager():
+    """What services say to their manager, as it comes: nobody waits for a manager that does not read."""
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind("\0operator")
+    heard = []
+
+    def listen():
+        while True:
+            heard.append(manager.recv(256))
+
+    threading.Thread(target=listen, daemon=True).start()
+    return heard
+
+
+def lend(heard):
     """Starts the node as its unit does; the process."""
     unit = (ROOT / "lib/systemd/system/tombolo-node.service").read_text()
     command = re.search(r"^ExecStart=(.*)$", unit, re.M)[1]
@@ -141,8 +156,8 @@ def lend(manager):
     environment |= {"NOTIFY_SOCKET": "@operator", "WATCHDOG_USEC": "1000000", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     words = [part for word in command.split() for part in (environment[word[1:]].split() if word[0] == "$" else [word])]
     node = subprocess.Popen(in_root(*words), env=environment)
-    assert manager.recv(256) == b"READY=1"
-    assert manager.recv(256) == b"WATCHDOG=1"
+    wait_for("READY and WATCHDOG", lambda: len(heard) >= 2)
+    assert heard[:2] == [b"READY=1", b"WATCHDOG=1"], heard
     return node
 
 
@@ -157,13 +172,11 @@ def main():
     there = make_network()
     before = upper()
     library = install()
-    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    manager.bind("\0operator")
-    manager.settimeout(PATIENCE)
+    heard = listen_as_manager()
     lender_key, borrower_key = key("lender.key"), key("borrower.key")
     write("etc/tombolo/allow", f"{borrower_key} borrower\n")
     write("etc/tombolo/known", f"{lender_key} lender\n")
-    node = lend(manager)
+    node = lend(heard)
 
     # Borrow, with the installed library.
     borrower = ["TOMBOLO_KEY=/etc/tombolo/borrower.key", "TOMBOLO_ALLOW=/etc/tombolo/known"]
@@ -247,10 +260,9 @@ def main():
     installed.chmod(0o644)
 
     node.send_signal(signal.SIGTERM)
-    while (heard := manager.recv(256)) == b"WATCHDOG=1":
-        pass
-    assert heard == b"STOPPING=1", heard
     assert node.wait(PATIENCE) == 0
+    wait_for("STOPPING", lambda: b"STOPPING=1" in heard)
+    assert heard[-1] == b"STOPPING=1" and set(heard[1:-1]) == {b"WATCHDOG=1"}, heard
 
     run(*in_root("dpkg", "--purge", "tombolo"))
     own = {"etc/tombolo/" + name for name in ("allow", "known", "lender.key", "borrower.key")}

@@ -1,0 +1,35 @@
+//! Asks many at once: who is slow to answer holds up nobody else.
+
+use std::panic::resume_unwind;
+use std::thread;
+
+/// What comes of each, in their order. Those for which the system has no thread left are asked one after the other.
+pub fn ask<T: Sync, R: Send>(each: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let ask = &ask;
+    thread::scope(|scope| {
+        let start = |one| thread::Builder::new().spawn_scoped(scope, move || ask(one));
+        let asked: Vec<_> = each.iter().map(start).collect();
+        let answered = asked.into_iter().zip(each).map(|(asking, one)| match asking {
+            Ok(asking) => asking.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_) => ask(one),
+        });
+        answered.collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn all_are_asked_before_one_has_answered() {
+        let barrier = Barrier::new(3);
+        let answers = ask(&[1, 2, 3], |number| {
+            barrier.wait();
+            number * 2
+        });
+        assert_eq!(answers, [2, 4, 6]);
+    }
+}
