@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody listens, or the connection has ended.
+    /// No process listens at the path, or the connection has ended.
     #[error(transparent)]
     Socket(#[from] UnixError),
     /// Who listens is not whom the socket's place promises.
@@ -36,7 +36,7 @@ pub enum AskError {
 pub enum Trust {
     /// Processes of this user, and of root.
     Own,
-    /// Whoever it is.
+    /// A service of any user.
     Anybody,
 }
 
@@ -50,7 +50,8 @@ impl Client {
     /// Connects to the service that listens at a path.
     ///
     /// # Errors
-    /// Nobody listens there, or who is not trusted does, or the service has taken no connections for so long.
+    /// No process listens there; or a process of a user who is not trusted does; or the service has not accepted the connection
+    /// within `timeout`.
     pub fn connect(path: &Path, trust: Trust, timeout: Duration) -> Result<Self, AskError> {
         let since = Instant::now();
         let socket = loop {

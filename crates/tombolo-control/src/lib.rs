@@ -4,8 +4,8 @@
 //! can be asked, and the version of that, each service says itself.
 //!
 //! Who is answered is the same everywhere: processes of the service's own user, and of root, as the kernel names them. (`net serve` lets in others
-//! besides, for what its file of ports says.) Commands that ask a run believe only who is of their own user or root, too; those that ask an owner of an
-//! uplink believe whoever listens where they were told ([`Trust`]).
+//! besides, for what its file of ports says.) Commands that ask a run believe only who is of their own user or root, too; those that ask the
+//! owner of an uplink believe a process of any user that listens at the path they were given ([`Trust`]).
 #![forbid(unsafe_code)]
 
 mod client;

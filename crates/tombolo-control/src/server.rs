@@ -82,7 +82,7 @@ fn accept<S: Service>(listener: &SeqpacketListener, stop: &Stop, service: &Arc<S
     while !stop.is_over.load(Ordering::Relaxed) {
         match listener.accept() {
             Ok(Some(socket)) => {
-                // Whoever it is, nothing of it was read yet.
+                // Nothing that this client sent has been read yet.
                 if !is_answered(&socket) {
                     continue;
                 }

@@ -77,7 +77,7 @@ fn who_asks_is_answered_and_rubbish_is_refused() {
     assert!(buffer[..length].starts_with(br#"{"refused":"not a request: "#));
 }
 
-/// Who asks for what takes long holds up nobody, and many who say nothing keep nobody out for long.
+/// A client whose question takes long delays no other client, and many clients that send nothing keep others out for a short time only.
 #[test]
 fn nobody_waits_for_anothers_answer() {
     let service = Running::new("slow");
@@ -100,7 +100,7 @@ fn nobody_waits_for_anothers_answer() {
     drop(silent);
 }
 
-/// The end of a service waits for nobody, and takes its socket away.
+/// A service that ends does not wait for its clients, and removes its socket.
 #[test]
 fn a_service_ends_while_it_answers() {
     let mut service = Running::new("end");

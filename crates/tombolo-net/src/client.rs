@@ -13,7 +13,7 @@ use crate::protocol::{Answer, Ask, VERSION};
 /// Why an owner gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody listens, or the connection has ended.
+    /// No process listens at the path, or the connection has ended.
     #[error(transparent)]
     Socket(#[from] UnixError),
     /// What it says is no answer.

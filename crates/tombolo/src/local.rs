@@ -77,7 +77,7 @@ fn file_name(name: &str) -> String {
     }
 }
 
-/// What the socket of the node of that number is called, of those whose name is the same: no longer than that of the first.
+/// The name of the socket of the `number`th node of one name. It is not longer than [`MAX_NAME_BYTES`], or the node would not be found.
 fn namesake(name: &str, number: u32) -> String {
     if number == 1 {
         return name.to_owned();

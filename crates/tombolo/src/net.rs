@@ -75,7 +75,8 @@ impl From {
     }
 }
 
-/// The owners of uplinks of this user's on this machine to which one can connect. Which are there beside them is said.
+/// The owners of uplinks of this user on this machine that accept a connection. Owners that are alive and do not are reported on
+/// standard error.
 pub fn owners() -> Vec<(PathBuf, Client)> {
     let is_of_owner = |path: &PathBuf| path.extension().is_some_and(|suffix| suffix == &SUFFIX[1..]);
     let paths: Vec<PathBuf> = local::entries().into_iter().filter(is_of_owner).collect();

@@ -73,7 +73,7 @@ pub struct Arguments {
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let kinds = [Kind::Programs, Kind::Nodes, Kind::Uplinks];
     let kinds = kinds.map(|kind| (kind, arguments.kinds.is_empty() || arguments.kinds.contains(&kind)));
-    // Who does not answer holds up none of another kind.
+    // A process that does not answer delays no list of another kind.
     let found = side_by_side::ask(&kinds, |(kind, is_wanted)| match kind {
         _ if !is_wanted => Found::default(),
         Kind::Programs => Found { programs: programs(), ..Found::default() },

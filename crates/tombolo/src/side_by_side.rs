@@ -1,9 +1,10 @@
-//! Asks many at once: who is slow to answer holds up nobody else.
+//! Asks many processes at once: one that is slow to answer does not delay the others.
 
 use std::panic::resume_unwind;
 use std::thread;
 
-/// What comes of each, in their order. Those for which the system has no thread left are asked one after the other.
+/// Calls `ask` for each, in a thread of its own, and returns the results in the order of `each`. Where the system starts no more
+/// threads, the calling thread calls it.
 pub fn ask<T: Sync, R: Send>(each: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let ask = &ask;
     thread::scope(|scope| {

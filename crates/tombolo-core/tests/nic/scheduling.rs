@@ -82,7 +82,7 @@ impl Interface {
         (self.rate / 250).min(2 * 65_536) + 4 * 1538
     }
 
-    /// How long so many bytes take.
+    /// How long the uplink takes to send this many bytes.
     fn ns_of(self, bytes: u64) -> u64 {
         bytes * S / self.rate
     }
@@ -492,7 +492,7 @@ fn who_asks_little_waits_for_no_segment_of_heavy_ports() {
     }
 }
 
-/// Where all of the interface is guaranteed, who does not use up its guarantee waits for nobody.
+/// Where the guarantees together are the whole rate, a port that does not use up its guarantee waits for no other port.
 #[test]
 fn who_does_not_use_its_guarantee_waits_for_no_segment() {
     for (of_greedy, of_quiet) in [(20, 20), (20, 5), (24, 4)] {
@@ -616,7 +616,7 @@ fn a_guarantee_comes_again_while_its_port_has_nothing() {
     assert_eq!(scheduler.next(S), Next::Read(PortId(0)));
 }
 
-/// However much a port had while nobody else asked: as soon as it asks little, its frames wait for no segment.
+/// A port that has had the whole uplink while no other port sent, and then sends little, does not wait for the segments of others.
 #[test]
 fn who_had_much_and_asks_little_now_waits_for_no_segment() {
     let mut random = Random::new(1);
