@@ -16,9 +16,9 @@ use super::RingError;
 
 /// The only atomics of the ring; loom's own when it explores the interleavings.
 mod atomics {
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-    #[cfg(not(loom))]
+    #[cfg(not(all(test, loom)))]
     pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
 
