@@ -71,6 +71,15 @@ impl List {
         self.tail = entry;
     }
 
+    pub(crate) fn push_front(&mut self, chain: &mut Chain, entry: u32) {
+        chain.links[entry as usize] = (NONE, self.head);
+        match self.head {
+            NONE => self.tail = entry,
+            head => chain.links[head as usize].0 = entry,
+        }
+        self.head = entry;
+    }
+
     pub(crate) fn remove(&mut self, chain: &mut Chain, entry: u32) {
         let (before, behind) = chain.links[entry as usize];
         match before {
@@ -99,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behaves_like_a_queue_with_removal(steps in proptest::collection::vec((0..3u8, 0..16u32), 0..200)) {
+        fn behaves_like_a_queue_with_removal(steps in proptest::collection::vec((0..4u8, 0..16u32), 0..200)) {
             let mut chain = Chain::new(16);
             let mut list = List::default();
             let mut oracle = VecDeque::new();
@@ -113,7 +122,11 @@ mod tests {
                         list.remove(&mut chain, entry);
                         oracle.retain(|other| *other != entry);
                     }
-                    2 => prop_assert_eq!(list.pop_front(&mut chain), oracle.pop_front()),
+                    2 if !oracle.contains(&entry) => {
+                        list.push_front(&mut chain, entry);
+                        oracle.push_front(entry);
+                    }
+                    3 => prop_assert_eq!(list.pop_front(&mut chain), oracle.pop_front()),
                     _ => {}
                 }
                 prop_assert_eq!(list.front(), oracle.front().copied());

@@ -15,7 +15,7 @@ use super::offload::{
 
 /// Bytes on the wire of one segment: each of its frames has the headers again, so in very many frames, or with long headers, a segment has many more
 /// bytes there than it has itself, and the wire would be one port's for as long.
-const WIRE_BYTES_MAX: u64 = 2 * 65_536;
+pub(super) const WIRE_BYTES_MAX: u64 = 2 * 65_536;
 const SCTP: u8 = 132;
 const IPV4_IN_IP: u8 = 4;
 const IPV6_IN_IP: u8 = 41;

@@ -373,18 +373,12 @@ impl Exchange {
         let charged = wire.unwrap_or_else(|_| offload::one(frame.len()));
         let charged = Sent { frames: charged.frames, bytes: charged.bytes };
         let turn = turn_of(charged, if wire.is_ok() { targets.ports.len() } else { 0 });
-        // What was read in a turn of the uplink's is no turn here.
-        if self.is_read_for_uplink.take() == Some(id) {
-            if wire.is_err() || !targets.uplink {
-                self.reads.charge_turn(id, turn);
-                self.uplink.charge_turn(id, charged);
-            } else if !targets.ports.is_empty() {
-                self.reads.charge_turn(id, turn);
-            }
-        } else {
-            if wire.is_err() || !targets.uplink {
-                self.uplink.had_nothing_for_here(id);
-            }
+        let is_for_uplink = wire.is_ok() && targets.uplink;
+        if !is_for_uplink {
+            self.uplink.had_nothing_for_here(id);
+        }
+        // What was read in a turn of the uplink's and goes only there is no turn here.
+        if self.is_read_for_uplink.take() != Some(id) || !is_for_uplink || !targets.ports.is_empty() {
             self.reads.charge_turn(id, turn);
         }
         self.reads.charge_cap(now_ns, id, charged);
@@ -427,9 +421,9 @@ impl Exchange {
         self.uplink.charge(now_ns, id, Sent { frames: wire.frames, bytes: wire.bytes });
         // It may have more: it is read before its turn at the uplink is over.
         self.has_frames(id);
-        // One that may not be read now has no turn there, and no guarantee that others wait for.
+        // For a guarantee of one that may not be read now no other waits.
         if !self.reads.may_read(now_ns, id) {
-            self.uplink.pause(id);
+            self.uplink.had_nothing_for_here(id);
         }
     }
 
@@ -547,7 +541,7 @@ impl Exchange {
                     self.is_read_for_uplink = Some(id);
                     return Step::Read(id);
                 }
-                Next::Read(id) => self.uplink.was_empty(id),
+                Next::Read(id) => self.uplink.had_nothing_for_here(id),
                 Next::Wait(at_ns) => return Step::Wait(at_ns),
                 Next::Idle => return Step::Idle,
             }

@@ -27,6 +27,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
+use super::cutting::WIRE_BYTES_MAX;
 use crate::list::{Chain, List};
 
 /// Names a port of an interface.
@@ -118,6 +119,17 @@ impl Bucket {
         self.tokens -= i128::from(bytes) * BILLION;
     }
 
+    /// When it holds as much; `None`: never.
+    fn holds_at(&self, bytes: u64) -> Option<u64> {
+        let missing = (i128::from(bytes) * BILLION - self.tokens).max(0);
+        let rate = i128::from(self.rate);
+        if bytes > self.burst || rate == 0 {
+            return None;
+        }
+        let after_ns = u64::try_from((missing + rate - 1) / rate).ok()?;
+        self.at_ns.checked_add(after_ns)
+    }
+
     /// When there is something again.
     fn ready_at(&self) -> u64 {
         self.owes_less_at(0)
@@ -167,10 +179,15 @@ struct Port {
     share: Share,
     /// Frames or bytes that it may send in this round; below zero: what it owes.
     credit: i64,
-    /// What its idle time has paid of that. Only what exceeds one turn counts in the round: there ports that owe pay at once what one of them
-    /// sends in a turn, and who is idle now and then would be paid twice.
+    /// What time has paid of that at the rate of its part, less what turns have paid meanwhile. Only what exceeds one turn counts in the round:
+    /// there ports that owe pay at once what one of them sends in a turn, and who is idle now and then would be paid twice.
     prepaid: i64,
     has_frames: bool,
+    /// What it had last was not for here, or it may not be read: until it has a frame for here, no other port waits for its guarantee, and when
+    /// its turn comes, it leaves the round and keeps that turn.
+    is_elsewhere: bool,
+    /// Its turn has begun and is not over: it is at the front of the round, or comes back there.
+    is_on_turn: bool,
     place: Place,
     claim: Claim,
     cap: Option<Bucket>,
@@ -180,6 +197,8 @@ struct Port {
     /// How long the frame is that waits, where that is known.
     frame_bytes: Option<u64>,
     ahead: Ahead,
+    /// When its waiting frame may go ahead, where that is later: it is in [`Scheduler::soon`] by that.
+    soon_ns: Option<u64>,
     sent: Sent,
 }
 
@@ -203,34 +222,34 @@ impl Port {
             _ => Place::Round,
         };
         let claim = match self.guarantee {
-            Some(bucket) if place == Place::Round && bucket.has() => Claim::Entitled,
-            Some(bucket) if place == Place::Round => Claim::Refilling(bucket.ready_at()),
+            Some(bucket) if place == Place::Round && !self.is_elsewhere => match bucket.has() {
+                true => Claim::Entitled,
+                false => Claim::Refilling(bucket.ready_at()),
+            },
             _ => Claim::Out,
         };
         (place, claim)
     }
 
-    /// Its allowance grows by what has come since at the rate of its part. If it had no frames, that time pays what it owes, too; one turn can
-    /// take `most`.
+    /// Its allowance grows by what has come since at the rate of its part. That time pays what it owes, too; one turn can take `most`.
     fn fill_allowance(&mut self, now_ns: u64, part: u64, most: i64) {
         let passed_ns = now_ns.saturating_sub(self.allowance.at_ns);
         self.allowance.rate = part;
         // However much it has sent, it is soon one that asks little.
         self.allowance.tokens = self.allowance.tokens.max(-i128::from(most) * BILLION);
         self.allowance.fill(now_ns);
-        if !self.has_frames {
-            let unused = u128::from(part) * u128::from(passed_ns) / 1_000_000_000;
-            let unused = i64::try_from(unused).unwrap_or(i64::MAX);
-            let paid = self.prepaid.saturating_add(unused).min(self.credit.min(0).saturating_neg());
-            self.prepaid = paid.min(most);
-            self.pay(paid - self.prepaid);
-        }
+        let due = u128::from(part) * u128::from(passed_ns) / 1_000_000_000;
+        let due = i64::try_from(due).unwrap_or(i64::MAX);
+        let paid = self.prepaid.saturating_add(due).min(self.credit.min(0).saturating_neg());
+        self.prepaid = paid.min(most);
+        self.credit += paid - self.prepaid;
     }
 
-    /// Pays what it owes, or adds to what it may send.
+    /// A turn pays what it owes, or adds to what it may send.
     fn pay(&mut self, units: i64) {
         self.credit = self.credit.saturating_add(units);
-        self.prepaid = self.prepaid.min(self.credit.min(0).saturating_neg());
+        let left = self.prepaid.saturating_sub(units).max(0);
+        self.prepaid = left.min(self.credit.min(0).saturating_neg());
     }
 
     fn owe(&mut self, turns: Turns, sent: Sent) {
@@ -262,8 +281,17 @@ const AHEAD_DEBT_MAX: u64 = 2 * 65_536;
 /// At any rate the bucket may owe four full frames more: at slow interfaces one segment is two of them.
 const AHEAD_DEBT_MIN: u64 = 2 * AHEAD_BYTES;
 
-/// What a port that comes under the number of another pays of what that owed, at most: a segment of the longest.
-const LEFT_MAX: i64 = 65_536;
+/// The shortest frame on the wire.
+const FRAME_BYTES_MIN: u64 = 84;
+
+/// What a port that comes under the number of another pays of what that owed, at most: a segment of the longest, or of the most frames.
+fn left_max(turns: Turns) -> i64 {
+    let most = match turns {
+        Turns::Frames => WIRE_BYTES_MAX / FRAME_BYTES_MIN,
+        Turns::Bytes => WIRE_BYTES_MAX,
+    };
+    most.cast_signed()
+}
 
 /// How late the driver comes back, of late: a bucket that saves up less loses what it could have sent meanwhile.
 #[derive(Debug)]
@@ -312,6 +340,8 @@ pub struct Scheduler {
     ahead_links: Chain,
     /// Those of [`Self::entitled`] whose waiting frame may go ahead.
     entitled_ahead: BTreeSet<PortId>,
+    /// Ports whose waiting frame may go ahead later, by the time at which their allowance is enough or their guarantee is back.
+    soon: BTreeSet<(u64, PortId)>,
     /// Ports that were removed, by their numbers. Who comes next under a number takes over what is owed, and the state of equal buckets:
     /// to detach and attach again gives nothing.
     gone: BTreeMap<PortId, Port>,
@@ -347,6 +377,7 @@ impl Scheduler {
             ahead: List::default(),
             ahead_links: Chain::default(),
             entitled_ahead: BTreeSet::new(),
+            soon: BTreeSet::new(),
             gone: BTreeMap::new(),
             weights: 0,
             guaranteed: 0,
@@ -409,9 +440,11 @@ impl Scheduler {
                 *place = Some(Port {
                     share,
                     // Of what its predecessor owes it pays one segment at most: that may have been another.
-                    credit: before.as_ref().map_or(0, |before| before.credit.clamp(-LEFT_MAX, 0)),
-                    prepaid: before.as_ref().map_or(0, |before| before.prepaid.min(LEFT_MAX)),
+                    credit: before.as_ref().map_or(0, |before| before.credit.clamp(-left_max(turns), 0)),
+                    prepaid: before.as_ref().map_or(0, |before| before.prepaid.min(left_max(turns))),
                     has_frames: false,
+                    is_elsewhere: false,
+                    is_on_turn: false,
                     place: Place::Out,
                     claim: Claim::Out,
                     cap,
@@ -419,6 +452,7 @@ impl Scheduler {
                     allowance: before.map_or(allowance, |before| before.allowance),
                     frame_bytes: None,
                     ahead: Ahead::No,
+                    soon_ns: None,
                     sent: Sent::default(),
                 });
             }
@@ -465,7 +499,11 @@ impl Scheduler {
             match place {
                 Place::Out => {}
                 Place::Round => {
-                    self.round.push_back(&mut self.round_links, entry);
+                    if port.is_on_turn && port.credit > 0 {
+                        self.round.push_front(&mut self.round_links, entry);
+                    } else {
+                        self.round.push_back(&mut self.round_links, entry);
+                    }
                     self.round_ports += 1;
                 }
                 Place::Capped(at_ns) => drop(self.capped.insert((at_ns, id))),
@@ -499,7 +537,17 @@ impl Scheduler {
             Some(bytes) if port.allowance.holds(bytes) => Ahead::Yes,
             _ => Ahead::No,
         };
+        let waits = bytes.filter(|bytes| ahead == Ahead::No && *bytes <= AHEAD_BYTES);
+        let soon_ns = waits.and_then(|bytes| {
+            let refilled = if let Claim::Refilling(at_ns) = port.claim { Some(at_ns) } else { None };
+            refilled.into_iter().chain(port.allowance.holds_at(bytes)).min()
+        });
+        let was_soon_ns = std::mem::replace(&mut port.soon_ns, soon_ns);
         let was_ahead = std::mem::replace(&mut port.ahead, ahead);
+        if soon_ns != was_soon_ns {
+            was_soon_ns.map(|at_ns| self.soon.remove(&(at_ns, id)));
+            soon_ns.map(|at_ns| self.soon.insert((at_ns, id)));
+        }
         if ahead == was_ahead {
             return;
         }
@@ -532,15 +580,15 @@ impl Scheduler {
 
     /// A port has frames.
     pub fn has_frames(&mut self, id: PortId) {
-        if let Some(port) = self.port(id)
-            && !std::mem::replace(&mut port.has_frames, true)
-        {
+        let Some(port) = self.port(id) else { return };
+        let had_frames = std::mem::replace(&mut port.has_frames, true);
+        if std::mem::take(&mut port.is_elsewhere) || !had_frames {
             self.settle(id);
         }
     }
 
-    /// A port has a frame of `bytes` on the wire. It goes ahead of the interface's bucket if the port's allowance holds as much, or if it has
-    /// two full frames at most and the port has not had its guarantee.
+    /// A port has a frame of `bytes` on the wire. It goes ahead of the interface's bucket as soon as the port's allowance holds as much, or if it
+    /// has two full frames at most and the port has not had its guarantee.
     ///
     /// The allowance is two full frames. It grows at the rate of the port's part, which is what is not guaranteed to anybody, by weight among
     /// all ports, also those that send nothing. So a port that sends less than its part waits for no segment of other ports. What goes ahead
@@ -549,7 +597,7 @@ impl Scheduler {
     pub fn frame_waits(&mut self, now_ns: u64, id: PortId, bytes: u64) {
         self.fill_allowance(now_ns, id);
         if let Some(port) = self.port(id) {
-            port.has_frames = true;
+            (port.has_frames, port.is_elsewhere) = (true, false);
             port.frame_bytes = Some(bytes);
         }
         // It may have its guarantee again.
@@ -580,16 +628,13 @@ impl Scheduler {
         self.settle_ahead(id);
     }
 
-    /// The port whose frame goes ahead next, and from when on. `None`: there is none, or only frames of ports without a guarantee would,
-    /// and a port that has not had its guarantee waits for the bucket with a longer frame.
-    fn next_ahead(&self) -> Option<(PortId, u64)> {
-        let uplink = self.uplink.as_ref()?;
-        let id = match self.next_of(&self.entitled_ahead) {
-            Some(id) => id,
-            None if self.entitled.is_empty() => PortId(self.ahead.front()? as u16),
-            None => return None,
-        };
-        Some((id, uplink.owes_less_at(self.ahead_debt())))
+    /// The port whose frame goes ahead next. `None`: there is none, or only frames of ports without a guarantee would, and a port that has not
+    /// had its guarantee waits for the bucket with a longer frame.
+    fn next_ahead(&self) -> Option<PortId> {
+        match self.next_of(&self.entitled_ahead) {
+            None if self.entitled.is_empty() => self.ahead.front().map(|entry| PortId(entry as u16)),
+            entitled => entitled,
+        }
     }
 
     /// A port that was to be read had nothing.
@@ -597,6 +642,7 @@ impl Scheduler {
         if let Some(port) = self.port(id) {
             // Nobody saves up credit; what is owed stays owed.
             port.credit = port.credit.min(0);
+            port.is_on_turn = false;
         }
         self.pause(id);
     }
@@ -611,11 +657,12 @@ impl Scheduler {
         }
     }
 
-    /// A port was read, and what it had is not for here: if it has a guarantee, no other port waits for that until
-    /// [`Scheduler::has_frames`].
+    /// A port was read, and what it had is not for here, or it may not be read for now: no other port waits for its guarantee until
+    /// [`Scheduler::frame_waits`] or [`Scheduler::has_frames`]. It keeps its place in the round, and its turn, if that comes meanwhile.
     pub fn had_nothing_for_here(&mut self, id: PortId) {
-        if self.port(id).is_some_and(|port| port.guarantee.is_some()) {
-            self.pause(id);
+        if let Some(port) = self.port(id) {
+            port.is_elsewhere = true;
+            self.settle(id);
         }
     }
 
@@ -664,14 +711,11 @@ impl Scheduler {
         self.settle(id);
     }
 
-    /// What a port has sent elsewhere in its turn, as part of that turn. One that was read since it has a guarantee waits
-    /// until [`Scheduler::has_frames`].
+    /// What a port has sent elsewhere in its turn, as part of that turn.
     pub fn charge_turn(&mut self, id: PortId, sent: Sent) {
         let turns = self.turns;
-        let Some(port) = self.port(id) else { return };
-        port.owe(turns, sent);
-        if port.guarantee.is_some() {
-            self.pause(id);
+        if let Some(port) = self.port(id) {
+            port.owe(turns, sent);
         }
     }
 
@@ -711,34 +755,35 @@ impl Scheduler {
             return Next::Idle;
         }
         let (lateness_ns, most_at_once) = (self.lateness.now_ns, self.most_at_once);
-        let mut wait_until = None;
-        if let Some(uplink) = &mut self.uplink {
+        let wait_until = self.uplink.as_mut().and_then(|uplink| {
             uplink.burst = burst(uplink.rate, lateness_ns, most_at_once);
             uplink.fill(now_ns);
-            wait_until = (!uplink.has()).then(|| uplink.ready_at());
-        }
+            (!uplink.has()).then(|| uplink.ready_at())
+        });
         while let Some(id) = first_due(&self.capped, now_ns).or_else(|| first_due(&self.refilling, now_ns)) {
             self.fill(now_ns, id);
         }
-        if let Some(at_ns) = wait_until.filter(|_| self.ahead.is_empty() && self.entitled_ahead.is_empty()) {
-            return Next::Wait(at_ns);
+        while let Some(id) = first_due(&self.soon, now_ns) {
+            self.fill_allowance(now_ns, id);
+            self.settle_ahead(id);
         }
-        if let Some((id, at_ns)) = self.next_ahead() {
-            if at_ns <= now_ns {
-                return self.read_next(id);
-            }
-            wait_until = wait_until.map(|until| until.min(at_ns));
+        let ahead_ns = self.uplink.as_ref().map_or(0, |uplink| uplink.owes_less_at(self.ahead_debt()));
+        let next_ahead = self.next_ahead();
+        if let Some(id) = next_ahead.filter(|_| ahead_ns <= now_ns) {
+            return self.read_next(id);
         }
         if let Some(at_ns) = wait_until {
-            return Next::Wait(at_ns);
-        }
-        if self.round.is_empty() {
-            return self.capped.first().map_or(Next::Idle, |(at_ns, _)| Next::Wait(*at_ns));
+            let soon_ns = self.soon.first().map(|(at_ns, _)| ahead_ns.max(*at_ns));
+            let ahead_ns = next_ahead.map(|_| ahead_ns);
+            return Next::Wait(ahead_ns.into_iter().chain(soon_ns).fold(at_ns, u64::min));
         }
         if let Some(id) = self.guaranteed() {
             return self.read_next(id);
         }
-        self.in_turn().map_or(Next::Idle, Next::Read)
+        if let Some(id) = self.in_turn() {
+            return Next::Read(id);
+        }
+        self.capped.first().map_or(Next::Idle, |(at_ns, _)| Next::Wait(*at_ns))
     }
 
     /// That a port with a guarantee is read is its turn among those.
@@ -762,22 +807,30 @@ impl Scheduler {
     }
 
     /// The port whose turn it is: the first of the round that has credit. Each that is passed over gets its quantum. What it owes are
-    /// bytes that were sent, so the ports that are passed over are no more than the quanta that were sent.
+    /// bytes that were sent, so the ports that are passed over are no more than the quanta that were sent. One that has nothing for here leaves
+    /// the round; its turn goes on when it is back.
     fn in_turn(&mut self) -> Option<PortId> {
         let turns = self.turns;
         // One round in which all pay, then rounds are skipped; one in which a port gets credit; one in which it is found.
-        for passed in 1..=3 * self.round_ports + 1 {
+        let round_ports = self.round_ports;
+        for passed in 1..=3 * round_ports + 1 {
             let entry = self.round.front()?;
             let id = PortId(entry as u16);
             self.looks += 1;
             let port = self.port(id)?;
             if port.credit > 0 {
-                return Some(id);
+                port.is_on_turn = true;
+                if !port.is_elsewhere {
+                    return Some(id);
+                }
+                self.pause(id);
+                continue;
             }
+            port.is_on_turn = false;
             port.pay(port.quantum(turns));
             self.round.remove(&mut self.round_links, entry);
             self.round.push_back(&mut self.round_links, entry);
-            if passed == self.round_ports {
+            if passed == round_ports {
                 self.skip_rounds();
             }
         }

@@ -458,7 +458,11 @@ struct Flood {
 
 impl Flood {
     fn new(rate: Option<u64>) -> Self {
-        let mut exchange = Exchange::new(Mode::Bridge, limits(rate));
+        Self::with(limits(rate))
+    }
+
+    fn with(limits: Limits) -> Self {
+        let mut exchange = Exchange::new(Mode::Bridge, limits);
         for id in 0..4 {
             exchange.set(0, PortId(id.into()), config(id, Share::default())).unwrap();
         }
@@ -618,6 +622,39 @@ fn a_guarantee_keeps_nobody_out() {
     let outward = flood.run(1_000_000, |id, _| if id < 2 { sample(OUTSIDE, 1514) } else { None });
     let rest = outward[0] as f64 - 0.3 * (outward[0] + outward[1]) as f64;
     assert!((15.0..=25.0).contains(&(rest / outward[1] as f64)), "{outward:?}");
+}
+
+/// Frames for other ports cost a port none of its weight at the uplink, nor does a cap that it reaches after each frame: it keeps its place in the
+/// round, and its turn.
+#[test]
+fn a_turn_at_the_uplink_is_kept_meanwhile() {
+    let part = |share: Share, turns: Turns, local: u64| {
+        let mut flood = Flood::with(Limits { turns, ..limits(Some(SLOW_RATE)) });
+        flood.set(0, share);
+        let outward = flood.run(1_500_000, |id, number| match id {
+            0 if number % (local + 1) > 0 => sample(3, 1514),
+            _ => sample(OUTSIDE, 1514),
+        });
+        outward[0] as f64 / outward.iter().sum::<u64>() as f64
+    };
+    for turns in [Turns::Frames, Turns::Bytes] {
+        for weight in [1, 10, 100] {
+            let right = f64::from(weight) / f64::from(weight + 3);
+            for guaranteed in [0, 1000] {
+                for local in [1, 3] {
+                    let part = part(Share { weight, guaranteed, most: None }, turns, local);
+                    assert!(
+                        (0.97..1.03).contains(&(part / right)),
+                        "{part} of {right}, {turns:?}, {local} local"
+                    );
+                }
+            }
+            let most = SLOW_RATE / 2;
+            let part = part(Share { weight, guaranteed: 1000, most: Some(most) }, turns, 0);
+            let right = right.min(0.5);
+            assert!((0.95..1.03).contains(&(part / right)), "{part} of {right}, {turns:?}, with a cap");
+        }
+    }
 }
 
 /// 100 Mb/s.

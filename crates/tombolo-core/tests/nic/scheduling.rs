@@ -13,10 +13,16 @@ const WAKE_NS: u64 = 100_000;
 #[derive(Clone, Copy)]
 struct Port {
     share: Share,
-    /// Bytes of its frames: from, to.
+    /// Bytes of its segments: from, to.
     sizes: (u64, u64),
-    /// It has a frame so often, in nanoseconds; 0: always.
+    /// How many of them are in each frame.
+    bytes_each: u64,
+    /// It has frames so often, in nanoseconds; 0: always.
     every_ns: u64,
+    /// How many at a time.
+    group: u64,
+    /// How many of these are sent.
+    of_group: u64,
     /// When its next frame is there.
     ready_ns: u64,
     /// Its frame that waits, where it is read before its turn: the scheduler is told how long it is.
@@ -32,7 +38,10 @@ impl Port {
         Self {
             share,
             sizes,
+            bytes_each: 1500,
             every_ns: 0,
+            group: 1,
+            of_group: 0,
             ready_ns: 0,
             waiting: None,
             is_read_before: false,
@@ -42,13 +51,17 @@ impl Port {
     }
 
     fn draw(&self, random: &mut Random) -> Sent {
-        on_the_wire(self.sizes.0 + random.below(self.sizes.1 - self.sizes.0 + 1))
+        in_frames(self.sizes.0 + random.below(self.sizes.1 - self.sizes.0 + 1), self.bytes_each)
     }
 }
 
 /// A segment's frames on the wire, each with 38 bytes beside its payload (preamble, header, checksum and gap).
 fn on_the_wire(bytes: u64) -> Sent {
-    let frames = bytes.div_ceil(1500);
+    in_frames(bytes, 1500)
+}
+
+fn in_frames(bytes: u64, each: u64) -> Sent {
+    let frames = bytes.div_ceil(each);
     Sent { frames, bytes: bytes + frames * 38 }
 }
 
@@ -141,9 +154,12 @@ fn go_on(
                 if port.every_ns > 0 {
                     port.waited_ns = port.waited_ns.max(now_ns - port.ready_ns);
                 }
-                port.ready_ns += port.every_ns;
                 port.sent =
                     Sent { frames: port.sent.frames + sent.frames, bytes: port.sent.bytes + sent.bytes };
+                port.of_group += 1;
+                if port.of_group == port.group {
+                    (port.of_group, port.ready_ns) = (0, port.ready_ns + port.every_ns);
+                }
                 scheduler.charge(now_ns, id, sent);
                 if port.is_read_before && port.ready_ns > now_ns {
                     scheduler.was_empty(id);
@@ -539,29 +555,36 @@ fn what_a_greater_weight_had_left_is_gone() {
     assert!(first.abs_diff(second) <= 3 * SLOW.most, "{first} and {second}");
 }
 
-/// Who detaches and attaches again and again has no more than who stays.
+/// Who detaches and attaches again and again has no more than who stays, whether its segments are long on the wire or of many frames.
 #[test]
 fn to_come_again_gives_nothing() {
-    let mut random = Random::new(1);
-    let mut ports = vec![always(weight(1), SLOW.most); 20];
-    ports[0].sizes = (MOST, MOST);
-    let mut scheduler = SLOW.scheduler(Turns::Bytes);
-    let mut now_ns = run(SLOW, &mut random, &mut scheduler, &mut ports, S / 100);
-    let (mut frames, mut bytes) = (0, 0);
-    while now_ns < 20 * S {
-        now_ns = go_on(SLOW, &mut random, &mut scheduler, &mut ports, now_ns, now_ns + S / 1000);
-        if ports[0].sent.frames > 0 {
-            (frames, bytes) = (frames + ports[0].sent.frames, bytes + ports[0].sent.bytes);
-            scheduler.remove(PortId(0));
-            ports[0].sent = Sent::default();
-            ports[0].waiting = None;
-            now_ns += S / 50;
-            scheduler.set(now_ns, PortId(0), ports[0].share);
+    // A segment of ordinary frames, one with long headers, and one of the most frames.
+    for (turns, bytes_each) in [(Turns::Bytes, 1500), (Turns::Bytes, 42), (Turns::Frames, 46)] {
+        let mut random = Random::new(1);
+        let mut ports = vec![always(weight(1), SLOW.most); 20];
+        ports[0].sizes = (MOST, MOST);
+        let mut scheduler = SLOW.scheduler(turns);
+        let mut now_ns = run(SLOW, &mut random, &mut scheduler, &mut ports, S / 100);
+        let units = |sent: Sent| if turns == Turns::Bytes { sent.bytes } else { sent.frames };
+        let (mut segments, mut had) = (0, 0);
+        while now_ns < 20 * S {
+            ports[0].bytes_each = bytes_each;
+            now_ns = go_on(SLOW, &mut random, &mut scheduler, &mut ports, now_ns, now_ns + S / 1000);
+            if ports[0].sent.frames > 0 {
+                (segments, had) = (segments + 1, had + units(ports[0].sent));
+                scheduler.remove(PortId(0));
+                ports[0].sent = Sent::default();
+                ports[0].waiting = None;
+                now_ns += S / 50;
+                scheduler.set(now_ns, PortId(0), ports[0].share);
+            }
         }
+        assert!(segments > 5, "{segments}");
+        let others = ports[1..].iter().map(|port| units(port.sent)).min().unwrap();
+        let first = units(in_frames(MOST, bytes_each));
+        let most = 1.02 * others as f64 + first as f64;
+        assert!(had as f64 <= most, "{had} and {others}, {turns:?} and {bytes_each} bytes a frame");
     }
-    assert!(frames > 100, "{frames}");
-    let others = ports[1..].iter().map(|port| port.sent.bytes).min().unwrap();
-    assert!(bytes as f64 <= 1.1 * others as f64, "{bytes} and {others}");
 }
 
 /// The state of a cap and of a guarantee is not new, either, for who comes again.
@@ -682,22 +705,64 @@ fn a_slower_interface_remembers_less() {
     assert_eq!(scheduler.next(now_ns + S / 20), Next::Read(PortId(0)));
 }
 
-/// Who comes under the number of one that owed much pays one segment of that.
+/// Who comes under the number of one that owed much pays one segment of that: of the most bytes, or of the most frames.
 #[test]
 fn an_heir_owes_one_segment() {
-    let mut scheduler = Scheduler::new(Turns::Bytes, 0, MOST);
-    for id in 0..2 {
-        scheduler.set(0, PortId(id), Share::default());
-        scheduler.has_frames(PortId(id));
+    for (turns, right) in [(Turns::Bytes, 131_072), (Turns::Frames, 1560)] {
+        let mut scheduler = Scheduler::new(turns, 0, MOST);
+        for id in 0..2 {
+            scheduler.set(0, PortId(id), Share::default());
+            scheduler.has_frames(PortId(id));
+        }
+        scheduler.charge(0, PortId(0), on_the_wire(100_000_000));
+        scheduler.remove(PortId(0));
+        scheduler.set(0, PortId(0), Share::default());
+        scheduler.has_frames(PortId(0));
+        let (mut paid, each) = (0, if turns == Turns::Bytes { 1538 } else { 1 });
+        while scheduler.next(0) != Next::Read(PortId(0)) {
+            scheduler.charge(0, PortId(1), on_the_wire(1500));
+            paid += each;
+        }
+        assert!((right - each..=right + 3 * each).contains(&paid), "{paid} of {right}, {turns:?}");
     }
-    scheduler.charge(0, PortId(0), on_the_wire(100_000_000));
-    scheduler.remove(PortId(0));
-    scheduler.set(0, PortId(0), Share::default());
-    scheduler.has_frames(PortId(0));
-    let mut bytes = 0;
-    while scheduler.next(0) != Next::Read(PortId(0)) {
-        scheduler.charge(0, PortId(1), on_the_wire(1500));
-        bytes += 1538;
+}
+
+/// A port that sends less than its part, a few frames at a time, does not wait for its turn behind the segments of others: what it sends
+/// goes as its allowance grows.
+#[test]
+fn a_few_frames_at_a_time_go_as_their_port_may() {
+    for greedy in [4, 19, 99] {
+        // Three full frames each time, four tenths of its part.
+        let every_ns = SLOW.ns_of(3 * 1538 * (greedy + 1)) * 10 / 4;
+        let mut ports = vec![always(weight(1), SLOW.most); greedy as usize];
+        ports.push(Port { group: 3, ..now_and_then(weight(1), 1500, every_ns) });
+        let mut scheduler = SLOW.scheduler(Turns::Bytes);
+        run(SLOW, &mut Random::new(1), &mut scheduler, &mut ports, 100 * every_ns);
+        // The allowance is two of them.
+        let longest_ns = every_ns * 4 / 10 / 3 + 100_000;
+        let port = &ports[greedy as usize];
+        assert!(port.waited_ns < longest_ns, "{} of {longest_ns} ns behind {greedy}", port.waited_ns);
+        assert!(port.sent.frames >= 290, "{}", port.sent.frames);
+        let right = 1.0 / greedy as f64;
+        let least = ports[..greedy as usize].iter().map(|port| port.sent.bytes).min().unwrap() as f64;
+        let of_greedy: u64 = ports[..greedy as usize].iter().map(|port| port.sent.bytes).sum();
+        assert!(least / of_greedy as f64 > 0.97 * right, "{least} of {of_greedy}");
     }
-    assert!((60_000..70_000).contains(&bytes), "{bytes}");
+}
+
+/// A guarantee that is used up serves the next frame as soon as it is back, also while the interface owes something.
+#[test]
+fn a_guarantee_is_used_as_soon_as_it_is_back() {
+    let mut scheduler = SLOW.scheduler(Turns::Bytes);
+    // All of the rate is guaranteed, so no part is left for anybody.
+    let of_first = SLOW.rate / 10;
+    scheduler.set(0, PortId(0), guaranteed(of_first));
+    scheduler.set(0, PortId(1), guaranteed(SLOW.rate - of_first));
+    // It owes 1 ms of its guarantee; the interface owes for 4 ms.
+    let (now_ns, saved) = (S, of_first * WAKE_NS / S + SLOW.most + SLOW.debt());
+    scheduler.charge(now_ns, PortId(0), Sent { frames: 54, bytes: saved + of_first / 1000 });
+    scheduler.frame_waits(now_ns, PortId(0), 138);
+    let Next::Wait(at_ns) = scheduler.next(now_ns) else { panic!("its guarantee is used up") };
+    assert!((at_ns - now_ns).abs_diff(S / 1000) < 10_000, "{at_ns}");
+    assert_eq!(scheduler.next(at_ns), Next::Read(PortId(0)));
 }
