@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tombolo_host::unix::{SeqpacketSocket, UnixError, UntrustedUser};
+use tombolo_host::unix::{PeerIdentity, SeqpacketSocket, UnixError, UntrustedUser};
 
 use crate::message::{MESSAGE_BYTES_MAX, Request};
 
@@ -66,6 +66,14 @@ impl Client {
             socket.check_listener(None)??;
         }
         Ok(Self { socket })
+    }
+
+    /// Who listens, as the kernel says.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn peer(&self) -> Result<PeerIdentity, AskError> {
+        Ok(self.socket.peer()?)
     }
 
     /// Asks, and waits for the answer.

@@ -16,8 +16,11 @@ pub struct Request<A> {
     pub ask: A,
 }
 
-/// The question in a message, or why it is none that can be answered.
-pub(crate) fn question<A: DeserializeOwned>(message: &[u8], version: u16) -> Result<A, String> {
+/// The question in a message.
+///
+/// # Errors
+/// Why it is none that can be answered.
+pub fn question<A: DeserializeOwned>(message: &[u8], version: u16) -> Result<A, String> {
     let request: Request<Value> =
         serde_json::from_slice(message).map_err(|error| format!("not a request: {error}"))?;
     // What another version asks need not be readable.

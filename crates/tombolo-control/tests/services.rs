@@ -1,15 +1,20 @@
 //! Services and who asks them, by real sockets.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tombolo_control::{AskError, Client, Server, Service, Trust};
-use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket};
+use tombolo_control::{AskError, Client, MESSAGE_BYTES_MAX, Server, Service, Trust};
+use tombolo_host::testing::{as_user, may_change_user};
+use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
 const SOON: Duration = Duration::from_secs(30);
+/// The user that owns nothing.
+const STRANGER: u32 = 65534;
 
 /// Answers what is asked; `"wait"` waits until the test lets it go.
 struct Echo {
@@ -138,4 +143,68 @@ fn who_listens_and_takes_nobody_is_given_up() {
     let refused = Client::connect(&path, Trust::Own, Duration::from_millis(100));
     assert!(matches!(refused, Err(AskError::TimedOut(_))), "{refused:?}");
     assert!(since.elapsed() < SOON);
+}
+
+/// Whatever the permissions of the socket's file: processes of other users are not answered, and commands of root do not believe them.
+#[test]
+fn another_user_is_neither_answered_nor_believed() {
+    if !may_change_user() {
+        return;
+    }
+    let open = |path: &PathBuf| std::fs::set_permissions(path, Permissions::from_mode(0o666)).unwrap();
+    let service = Running::new("others");
+    open(&service.path);
+    let asked = as_user(STRANGER, || {
+        let client = Client::connect(&service.path, Trust::Own, SOON)?;
+        client.ask::<_, Value>(3, &"how are you", &[], SOON)
+    });
+    assert!(matches!(asked, Err(AskError::Socket(UnixError::Closed))), "{asked:?}");
+    assert_eq!(service.ask(3, "how are you").unwrap(), json!({ "asked": "how are you" }));
+    let path = std::env::temp_dir().join(format!("tombolo-control-stranger-{}", std::process::id()));
+    let listener = as_user(STRANGER, || SeqpacketListener::bind(&path).unwrap());
+    let believed = Client::connect(&path, Trust::Own, SOON);
+    assert!(matches!(believed, Err(AskError::Untrusted(_))), "{believed:?}");
+    let client = Client::connect(&path, Trust::Anybody, SOON).unwrap();
+    assert_eq!(client.peer().unwrap().user_id, STRANGER);
+    drop(listener);
+}
+
+/// What is longer than a message may be is not answered, and neither is what fits but for its end.
+#[test]
+fn a_question_that_is_too_long_ends_its_connection_alone() {
+    let service = Running::new("long");
+    let socket = SeqpacketSocket::connect(&service.path).unwrap();
+    socket.send(&[&vec![b' '; MESSAGE_BYTES_MAX + 1]], &[]).unwrap();
+    let (since, mut buffer) = (Instant::now(), [0; 1000]);
+    loop {
+        match socket.receive(&mut buffer) {
+            Err(UnixError::WouldBlock) => assert!(since.elapsed() < SOON),
+            Err(UnixError::Closed) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(service.ask(3, "how are you").unwrap(), json!({ "asked": "how are you" }));
+}
+
+/// Clients beyond the most are closed at once, and answered when there is room again.
+#[test]
+fn as_many_are_answered_at_once_as_there_is_room_for() {
+    const MOST: u32 = 16;
+    let service = Running::new("many");
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = (0..MOST).map(|_| scope.spawn(|| service.ask(3, "wait"))).collect();
+        while service.waiting.load(Ordering::SeqCst) < MOST {
+            std::thread::yield_now();
+        }
+        let further = service.ask(3, "quick");
+        assert!(matches!(further, Err(AskError::Socket(UnixError::Closed))), "{further:?}");
+        service.go.store(true, Ordering::SeqCst);
+        for asked in waiting {
+            assert_eq!(asked.join().unwrap().unwrap(), json!({ "asked": "wait" }));
+        }
+    });
+    let since = Instant::now();
+    while service.ask(3, "quick").is_err() {
+        assert!(since.elapsed() < SOON, "the places of clients that have gone are not free");
+    }
 }

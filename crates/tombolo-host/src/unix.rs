@@ -228,14 +228,21 @@ impl Drop for Listener {
 #[derive(Debug)]
 pub struct SeqpacketListener(Listener);
 
-/// Removes the socket of whole messages at a path if nobody listens there any more. False: somebody does, or it is gone.
+/// Removes the socket of whole messages at a path if nobody listens there any more. False: somebody may, or it is gone.
 ///
 /// # Errors
 /// It cannot be removed, or is no socket.
 pub fn remove_dead(path: &Path) -> Result<bool, UnixError> {
     let address = SocketAddrUnix::new(path).map_err(at("cannot name", path))?;
-    // Who binds it meanwhile has the lock.
-    let _lock = lock_directory(path);
+    let is_dead = || {
+        let probe = new_socket(SocketType::SEQPACKET)?;
+        Ok(rustix::net::connect(&probe, &address) == Err(Errno::CONNREFUSED))
+    };
+    if !is_dead().map_err(at("cannot probe", path))? {
+        return Ok(false);
+    }
+    // Who binds it meanwhile has the lock; without that, the file may be a new one by now.
+    let Some(_lock) = lock_directory(path) else { return Ok(false) };
     match remove_stale(path, &address, SocketType::SEQPACKET) {
         Ok(()) => Ok(true),
         Err(UnixError::InUse { .. }) => Ok(false),

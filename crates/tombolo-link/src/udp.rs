@@ -55,6 +55,7 @@ use crate::{
 mod batch;
 mod control;
 mod cookie;
+#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod handshake;
 mod incoming;

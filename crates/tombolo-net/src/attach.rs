@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rustix::io::Errno;
+use tombolo_control::Trust;
 use tombolo_core::nic::{Coalescing, Mac};
 use tombolo_host::timing::net::{CHECK_INTERVAL, NAME_TIMEOUT, RETRY_INTERVAL, RETRY_INTERVAL_MAX};
 use tombolo_host::unix::UnixError;
@@ -24,6 +25,8 @@ pub struct Attached {
     wanted_mac: String,
     place: Place,
     owner: Option<Owner>,
+    /// The user of the last owner on this machine.
+    told_of_user: Option<u32>,
 }
 
 /// Where the owner is.
@@ -61,7 +64,7 @@ impl Attached {
         };
         let device = Device::open(name, namespace, mac, port.mtu)?;
         let wanted_mac = port.mac.clone();
-        let mut attached = Self { device, port, wanted_mac, place: owner, owner: None };
+        let mut attached = Self { device, port, wanted_mac, place: owner, owner: None, told_of_user: None };
         let since = Instant::now();
         loop {
             match attached.connect() {
@@ -99,7 +102,14 @@ impl Attached {
         }
         let (owner, answer) = match &self.place {
             Place::Here(path) => {
-                let client = Client::connect(path)?;
+                let client = Client::connect(path, Trust::Anybody)?;
+                let peer = client.peer()?;
+                if self.told_of_user.replace(peer.user_id) != Some(peer.user_id) && !peer.is_own_or_root() {
+                    let (path, user) = (path.display(), peer.user_id);
+                    tracing::warn!(
+                        "the owner at {path} is of user {user}, who sees and can change all that this port carries"
+                    );
+                }
                 let ends = self.device.ends();
                 let ends: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
                 let answer = client.ask(Ask::Attach(self.port.clone()), &ends)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tombolo_control::{AskError as ControlError, Trust};
 use tombolo_host::timing::net::OWNER_TIMEOUT;
-use tombolo_host::unix::UnixError;
+use tombolo_host::unix::{PeerIdentity, UnixError};
 
 use crate::protocol::{Answer, Ask, VERSION};
 
@@ -43,12 +43,20 @@ impl From<ControlError> for AskError {
 pub struct Client(tombolo_control::Client);
 
 impl Client {
-    /// Connects to the owner that listens at a path, whoever it is.
+    /// Connects to the owner that listens at a path.
     ///
     /// # Errors
-    /// Nobody listens there.
-    pub fn connect(path: &Path) -> Result<Self, AskError> {
-        Ok(Self(tombolo_control::Client::connect(path, Trust::Anybody, OWNER_TIMEOUT)?))
+    /// Nobody listens there, or a process of a user who is not trusted.
+    pub fn connect(path: &Path, trust: Trust) -> Result<Self, AskError> {
+        Ok(Self(tombolo_control::Client::connect(path, trust, OWNER_TIMEOUT)?))
+    }
+
+    /// Who listens, as the kernel says.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn peer(&self) -> Result<PeerIdentity, AskError> {
+        Ok(self.0.peer()?)
     }
 
     /// Asks, and waits for the answer.

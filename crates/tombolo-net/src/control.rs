@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Bound;
 
+use tombolo_control::question;
 use tombolo_core::nic::connection::Rank;
 use tombolo_core::nic::registers::MacState;
 use tombolo_core::nic::{self, Coalescing, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
@@ -17,8 +18,8 @@ use crate::allowance::{Listed, Whom, claims_nothing, given_mac};
 use crate::far::RING_BYTES;
 use crate::frames::End;
 use crate::protocol::{
-    Answer, Ask, Changes, Counters, Driver, NAME_TAKEN, PORTS_AT_ONCE, Port, PortStatus, Register, Request,
-    Traffic, UPLINK, UplinkStatus, VERSION, Vlans,
+    Answer, Ask, Changes, Counters, Driver, NAME_TAKEN, PORTS_AT_ONCE, Port, PortStatus, Register, Traffic,
+    UPLINK, UplinkStatus, VERSION, Vlans,
 };
 use crate::refusals::Refusals;
 use crate::worker::{Handle, Worker};
@@ -227,13 +228,7 @@ impl Control {
 
     /// Answers a request that came by this connection.
     pub fn answer(&mut self, connection: u64, asker: Asker, message: &[u8]) -> Answer {
-        let answered = match serde_json::from_slice(message) {
-            Ok(Request { version: VERSION, ask }) => self.answer_ask(connection, asker, ask),
-            Ok(Request { version, .. }) => {
-                Err(format!("this is version {VERSION} of the protocol, not {version}"))
-            }
-            Err(error) => Err(format!("not a request: {error}")),
-        };
+        let answered = question(message, VERSION).and_then(|ask| self.answer_ask(connection, asker, ask));
         answered.unwrap_or_else(Answer::Refused)
     }
 

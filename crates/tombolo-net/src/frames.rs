@@ -161,9 +161,9 @@ impl FrameBuffer {
 
     /// Does what the offload header asks for, as [`settle`] says. `Some`: the frame is a segment that is to be cut. A header that does not fit
     /// stays: the exchange refuses the frame.
-    pub fn settle(&mut self) -> Option<Cut> {
+    pub fn settle(&mut self, wire_bytes_max: u64) -> Option<Cut> {
         let (header, frame) = self.bytes[..self.length].split_first_chunk_mut::<OFFLOAD_BYTES>()?;
-        settle(header, frame).ok().flatten()
+        settle(header, frame, wire_bytes_max).ok().flatten()
     }
 
     /// Takes a piece of a segment. `false`: there is no such piece.

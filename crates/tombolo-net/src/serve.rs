@@ -100,22 +100,19 @@ fn standing_of(link: Option<&Peer>) -> Standing {
 }
 
 impl Owner {
-    /// Opens the uplink and listens at these paths, and at `own`, where only the owner's user and root connect.
+    /// Opens the uplink and listens at these paths, and at `own`, where only this process's user and root connect.
     ///
     /// # Errors
     /// Another process listens there, or this one may not have the uplink.
-    pub fn open(options: &Options, paths: &[&Path], own: Option<&Path>) -> io::Result<Self> {
+    pub fn open(options: &Options, paths: &[&Path], own: Option<SeqpacketListener>) -> io::Result<Self> {
         // Each connection has one, and each port one for each of its queues.
         process::raise_descriptor_limit();
         let listed = options.allowances.as_deref().map(Listed::open).transpose().map_err(io::Error::other)?;
         let mut listeners = Vec::with_capacity(paths.len() + 1);
-        for path in paths.iter().copied().chain(own) {
+        for path in paths.iter().copied() {
             let listener = SeqpacketListener::bind(path).map_err(io::Error::other)?;
             // `accept` looks at the user of each connection.
-            if options.allowances.is_some()
-                && Some(path) != own
-                && !listener.let_all_connect().map_err(io::Error::other)?
-            {
+            if options.allowances.is_some() && !listener.let_all_connect().map_err(io::Error::other)? {
                 tracing::warn!(
                     at = %path.display(),
                     "other users are not let in here: this kernel (before Linux 6.16) would let them pass file descriptors \
@@ -124,6 +121,7 @@ impl Owner {
             }
             listeners.push(listener);
         }
+        listeners.extend(own);
         let uplink = Uplink::open(&options.uplink, options.mtu)?;
         let interface = tombolo_host::net::Interface::open(uplink.interface().name())?;
         let limits = Limits {

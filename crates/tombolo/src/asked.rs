@@ -31,11 +31,20 @@ pub struct NodeArguments {
 }
 
 impl NodeArguments {
+    /// The node, if it is one that this user runs on this machine and is not named by an address. The command is named in messages.
+    pub fn here(&self, command: &str) -> Result<Option<local::Found>, Failure> {
+        match &self.node {
+            Some(Which::At(_)) => Ok(None),
+            Some(Which::Named(name)) => local::node_named(name).map(Some),
+            None => local::only_node(command).map(Some),
+        }
+    }
+
     /// Where that node listens. The command is named in messages.
     pub fn ways(&self, command: &str) -> Result<Ways, Failure> {
         match &self.node {
             Some(node) => node.ways(),
-            None => Ok(local::only_node(command)?.into()),
+            None => Ok(local::only_node(command)?.address().into()),
         }
     }
 }

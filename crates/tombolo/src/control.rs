@@ -9,11 +9,12 @@ use std::time::Duration;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tombolo_control::place::{self, Kind};
 use tombolo_control::{AskError, Client, Server, Service, Trust};
-use tombolo_host::unix::{SeqpacketListener, UnixError, remove_dead};
+use tombolo_host::unix::UnixError;
 
 use crate::failure::Failure;
-use crate::local;
+use crate::{local, side_by_side};
 
 /// Of what a run can be asked. The first version was a line of text.
 const VERSION: u16 = 2;
@@ -22,7 +23,6 @@ const VERSION: u16 = 2;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// As [`TIMEOUT`], where nobody is dialed: a run that takes longer is stopped, or answers somebody else.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
-const SUFFIX: &str = ".run";
 
 /// What a run can be asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,23 +68,11 @@ pub fn serve(
     run_pid: u32,
     answer: impl Fn(Question) -> Answer + Send + Sync + 'static,
 ) -> Result<Server, String> {
-    let listener = listen(&local::usable_directory()?, run_pid).map_err(|error| error.to_string())?;
+    // Runs in different pid namespaces may have the same number.
+    let listener = place::listen(&run_pid.to_string(), |stem| place::bind(Kind::RUN, stem))?;
     let path = listener.path().to_owned();
     Server::start(listener, Answering(answer))
         .map_err(|error| format!("cannot listen at {}: {error}", path.display()))
-}
-
-/// Runs that may have the same process number, each in a pid namespace of its own.
-const NAMESAKES_MAX: u32 = 1000;
-
-/// Listens under the number of a run's process, and another number behind it where a run of another pid namespace has that.
-fn listen(directory: &Path, run_pid: u32) -> Result<SeqpacketListener, UnixError> {
-    let mut bound = SeqpacketListener::bind(&directory.join(format!("{run_pid}{SUFFIX}")));
-    for number in 2..=NAMESAKES_MAX {
-        let Err(UnixError::InUse { .. }) = bound else { break };
-        bound = SeqpacketListener::bind(&directory.join(format!("{run_pid}-{number}{SUFFIX}")));
-    }
-    bound
 }
 
 /// A run of this user's, or root's, on this machine.
@@ -120,21 +108,14 @@ impl Run {
 
 /// All runs that are alive, by process.
 pub fn runs() -> Vec<Run> {
-    let mut runs = Vec::new();
-    for path in local::entries() {
-        let Some(pid) = path.file_name().and_then(|name| pid_of(name.to_str()?)) else { continue };
-        // One that cannot be removed, or is busy, is asked.
-        if !remove_dead(&path).unwrap_or(false) {
-            runs.push(Run { pid, path });
-        }
-    }
+    let of_place = |place: place::Found| Some(Run { pid: number_before(&place.name)?, path: place.path });
+    let mut runs: Vec<_> = local::find(Kind::RUN).into_iter().filter_map(of_place).collect();
     runs.sort_by_key(|run| run.pid);
     runs
 }
 
-/// The process that a socket is called after.
-fn pid_of(name: &str) -> Option<u32> {
-    let name = name.strip_suffix(SUFFIX)?;
+/// The number that a name begins with: NUMBER or NUMBER-N.
+pub fn number_before(name: &str) -> Option<u32> {
     name.split_once('-').map_or(name, |(pid, _)| pid).parse().ok()
 }
 
@@ -142,8 +123,10 @@ fn pid_of(name: &str) -> Option<u32> {
 pub fn find(named: &str) -> Result<Run, Failure> {
     let mut found = Vec::new();
     let (mut names, mut silent) = (Vec::new(), Vec::new());
-    for run in runs() {
-        let status = match run.ask(&Question::Status) {
+    let runs = runs();
+    let answers = side_by_side::ask(&runs, |run| run.ask(&Question::Status));
+    for (run, answer) in runs.into_iter().zip(answers) {
+        let status = match answer {
             Ok(status) => status,
             Err(reason) => {
                 silent.push(reason);
@@ -176,18 +159,6 @@ pub fn find(named: &str) -> Result<Run, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn two_runs_of_one_number_have_sockets_of_their_own() {
-        let directory = std::env::temp_dir().join(format!("tombolo-runs-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let (one, two) = (listen(&directory, 7).unwrap(), listen(&directory, 7).unwrap());
-        assert!(one.path().ends_with("7.run") && two.path().ends_with("7-2.run"), "{two:?}");
-        let pids = [&one, &two].map(|socket| pid_of(socket.path().file_name().unwrap().to_str().unwrap()));
-        assert_eq!((pids, pid_of("x.run"), pid_of("7.net")), ([Some(7); 2], None, None));
-        drop((one, two));
-        std::fs::remove_dir(&directory).unwrap();
-    }
 
     #[test]
     fn questions_are_as_scripts_know_them() {

@@ -1,14 +1,14 @@
 //! `tombolo lenders`: the lenders of a program that runs on far memory, which come and go while it runs.
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::control::{self, Question};
 use crate::failure::Failure;
-use crate::output;
 use crate::table::{self, Column};
-use crate::watch::size;
+use crate::watch::word;
 use crate::which::Which;
+use crate::{cells, output};
 
 const COLUMNS: [Column; 5] = [
     Column::name("NAME"),
@@ -77,17 +77,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         output::json(&json!({ "lenders": lenders }))?;
         return Ok(0);
     }
+    let row = |lender| [cells::lender(lender), vec![word(lender, "address").to_owned()]].concat();
     let rows: Vec<Vec<String>> = lenders.as_array().into_iter().flatten().map(row).collect();
     table::lines(&COLUMNS, &rows, table::width()).iter().for_each(|line| output::line(line));
     Ok(0)
-}
-
-fn row(lender: &Value) -> Vec<String> {
-    vec![
-        lender["name"].as_str().unwrap_or_default().to_owned(),
-        lender["state"].as_str().unwrap_or_default().to_owned(),
-        size(&lender["borrowed_bytes"]),
-        size(&lender["used_bytes"]),
-        lender["address"].as_str().unwrap_or_default().to_owned(),
-    ]
 }

@@ -9,6 +9,7 @@ use failure::Failure;
 use tombolo_app::size;
 
 mod asked;
+mod cells;
 mod control;
 mod cp;
 mod demo;
@@ -28,6 +29,7 @@ mod metrics;
 mod nearest;
 mod net;
 mod node;
+mod node_control;
 mod outage;
 mod output;
 mod ping;

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Subcommand};
-use rustix::io::Errno;
+use tombolo_control::Trust;
+use tombolo_control::place::Kind;
 use tombolo_host::service;
-use tombolo_host::unix::{UnixError, remove_dead};
+use tombolo_host::unix::UnixError;
 use tombolo_link::Address;
 use tombolo_net::client::{AskError, Client};
 use tombolo_net::protocol::{Answer, Ask};
@@ -55,9 +56,6 @@ struct From {
     from: Option<Address>,
 }
 
-/// Suffix of the sockets of owners, in the directory of this user's sockets.
-const SUFFIX: &str = ".net";
-
 impl From {
     fn connect(&self) -> Result<Client, Failure> {
         match &self.from {
@@ -75,23 +73,17 @@ impl From {
     }
 }
 
-/// The owners of uplinks of this user on this machine that accept a connection. Owners that are alive and do not are reported on
+/// The owners of uplinks of this user and root on this machine that accept a connection. Owners that are alive and do not are reported on
 /// standard error.
 pub fn owners() -> Vec<(PathBuf, Client)> {
-    let is_of_owner = |path: &PathBuf| path.extension().is_some_and(|suffix| suffix == &SUFFIX[1..]);
-    let paths: Vec<PathBuf> = local::entries().into_iter().filter(is_of_owner).collect();
-    let clients = side_by_side::ask(&paths, |path| Client::connect(path));
-    let reached = paths.into_iter().zip(clients).filter_map(|(path, client)| match client {
-        Ok(client) => Some((path, client)),
-        // Of an owner that was killed.
-        Err(AskError::Socket(UnixError::Path { errno: Errno::CONNREFUSED, .. })) => {
-            drop(remove_dead(&path));
-            None
-        }
+    let places = local::find(Kind::UPLINK);
+    let clients = side_by_side::ask(&places, |place| Client::connect(&place.path, Trust::Own));
+    let reached = places.into_iter().zip(clients).filter_map(|(place, client)| match client {
+        Ok(client) => Some((place.path, client)),
         // Of one that has ended just now.
-        Err(AskError::Socket(UnixError::Path { errno: Errno::NOENT, .. })) => None,
+        Err(AskError::Socket(UnixError::Path { errno, .. })) if local::is_gone(errno) => None,
         Err(error) => {
-            output::say(&format!("the owner at {} is left out: {error}", path.display()));
+            output::say(&format!("the owner at {} is left out: {error}", place.path.display()));
             None
         }
     });
@@ -125,7 +117,7 @@ fn path_of(address: &Address) -> Result<PathBuf, Failure> {
 }
 
 fn connect(address: &Address) -> Result<Client, Failure> {
-    Client::connect(&path_of(address)?)
+    Client::connect(&path_of(address)?, Trust::Anybody)
         .map_err(|error| Failure::new(format!("no owner of an uplink answers at {address}: {error}")))
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
+use tombolo_control::Server;
 use tombolo_host::service;
 use tombolo_host::stops::Signals;
 use tombolo_host::timing::command::HANDSHAKE_SETTLE_TIME;
@@ -20,6 +21,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::failure::Failure;
 use crate::log::LogArguments;
+use crate::node_control::Answering;
 use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
@@ -131,11 +133,13 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let security = arguments.security.of(&addresses)?;
     let mut listeners = listen(&arguments.listen, &security)?;
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    let mut control = None;
     match local::listen(&name) {
-        Ok(local) => listeners.push(local),
-        Err(reason) => warn!(
-            "no socket for `tombolo status` without an address, which does not find this node: {reason}"
-        ),
+        Ok(local) => {
+            listeners.push(local.link);
+            control = Some(local.control);
+        }
+        Err(reason) => warn!("commands without an address do not find this node: {reason}"),
     }
     let listener = Listeners::new(listeners)?;
     let limits = Limits {
@@ -150,6 +154,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     node.set_outage(arguments.outage.outage());
     node.permit_by_list(&security);
     node.help_accesses_by(access_helper);
+    let answering = |listener| Server::start(listener, Answering(Arc::downgrade(&node)));
+    let _served = control.map(answering).transpose()?;
     if let Some(address) = arguments.metrics {
         let node = node.clone();
         let at = metrics::serve(address, move || metrics::of_node(&node.status()))?;

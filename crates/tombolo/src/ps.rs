@@ -3,17 +3,14 @@
 use std::thread;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use serde_json::{Value, json};
-use tombolo_net::protocol::{PortStatus, UplinkStatus};
-use tombolo_node::{NodeStatus, Security, StatusClient};
+use clap::Args;
+use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::size::Size;
 use crate::table::{self, Column};
 use crate::top::shown;
-use crate::watch::{Watch, number, size};
-use crate::{duration, local, net, output, side_by_side};
+use crate::watch::{Kind, Watch, number, size, word};
+use crate::{cells, output};
 
 /// Between two looks at the counters, from which rates follow.
 const INTERVAL: Duration = Duration::from_millis(300);
@@ -47,17 +44,6 @@ const PORTS: [Column; 7] = [
     Column::rest("STATE"),
 ];
 
-/// What there may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    /// Programs on far memory.
-    Programs,
-    /// Nodes.
-    Nodes,
-    /// Uplinks that are shared, and their ports.
-    Uplinks,
-}
-
 /// Arguments of `tombolo ps`.
 #[derive(Args)]
 pub struct Arguments {
@@ -71,36 +57,22 @@ pub struct Arguments {
 
 /// Lists what runs.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let kinds = [Kind::Programs, Kind::Nodes, Kind::Uplinks];
-    let kinds = kinds.map(|kind| (kind, arguments.kinds.is_empty() || arguments.kinds.contains(&kind)));
-    // A process that does not answer delays no list of another kind.
-    let found = side_by_side::ask(&kinds, |(kind, is_wanted)| match kind {
-        _ if !is_wanted => Found::default(),
-        Kind::Programs => Found { programs: programs(), ..Found::default() },
-        Kind::Nodes => Found { nodes: nodes(arguments.json), ..Found::default() },
-        Kind::Uplinks => Found { uplinks: uplinks(), ..Found::default() },
-    });
-    let found = found.into_iter().fold(Found::default(), Found::and);
-    let Found { programs, nodes, uplinks } = found;
+    let mut watch = Watch::new(&arguments.kinds, arguments.json);
+    let mut seen = watch.look();
+    if !seen.is_empty() {
+        thread::sleep(INTERVAL);
+        seen = watch.look();
+    }
     if arguments.json {
-        let uplinks: Vec<Value> =
-            uplinks.iter().map(|(uplink, ports)| json!({ "uplink": uplink, "ports": ports })).collect();
-        let nodes: Vec<Value> = nodes.iter().map(node_value).collect::<Result<_, _>>()?;
-        output::json(&json!({ "programs": programs, "nodes": nodes, "uplinks": uplinks }))?;
+        output::json(&seen.in_json())?;
         return Ok(0);
     }
     let sections = [
-        (&PROGRAMS[..], programs.iter().map(row).collect()),
-        (&NODES[..], nodes.iter().map(node_row).collect()),
-        (&PORTS[..], uplinks.iter().flat_map(|(uplink, ports)| port_rows(uplink, ports)).collect::<Vec<_>>()),
+        (&PROGRAMS[..], seen.of(Kind::Programs).iter().map(program).collect::<Vec<_>>()),
+        (&NODES[..], seen.of(Kind::Nodes).iter().map(cells::node).collect()),
+        (&PORTS[..], seen.of(Kind::Uplinks).iter().flat_map(|uplink| cells::ports(uplink, port)).collect()),
     ];
-    let mut lines: Vec<String> = Vec::new();
-    for (columns, rows) in sections.into_iter().filter(|(_, rows): &(_, Vec<_>)| !rows.is_empty()) {
-        if !lines.is_empty() {
-            lines.push(String::new());
-        }
-        lines.extend(table::lines(columns, &rows, table::width()));
-    }
+    let mut lines = table::sections(&sections, table::width());
     if lines.is_empty() {
         lines.push("nothing of this user runs here: no program on far memory, no node, no uplink".to_owned());
     }
@@ -108,118 +80,23 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What runs here.
-#[derive(Default)]
-struct Found {
-    programs: Vec<Value>,
-    /// By the name that commands take.
-    nodes: Vec<(String, NodeStatus)>,
-    uplinks: Vec<(UplinkStatus, Vec<PortStatus>)>,
+/// PID to RECEIVED of a port, or of an uplink.
+fn port(port: &Value) -> Vec<String> {
+    let cell = |value: &Value| value.as_u64().map_or_else(|| "-".to_owned(), |number| number.to_string());
+    let bytes = |direction: &str| size(&port["counters"][direction]["bytes"]);
+    vec![cell(&port["process"]), cell(&port["port"]["weight"]), bytes("sent"), bytes("received")]
 }
 
-impl Found {
-    fn and(mut self, other: Self) -> Self {
-        self.programs.extend(other.programs);
-        self.nodes.extend(other.nodes);
-        self.uplinks.extend(other.uplinks);
-        self
-    }
-}
-
-/// How each node of this machine is that answers.
-fn nodes(with_counters: bool) -> Vec<(String, NodeStatus)> {
-    let nodes = local::node_addresses();
-    let answers = side_by_side::ask(&nodes, |(_, address)| {
-        StatusClient::connect(address, &Security::Insecure).and_then(|client| client.ask(with_counters))
-    });
-    let answered = nodes.into_iter().zip(answers).filter_map(|((name, _), answer)| match answer {
-        Ok(status) => Some((name, status)),
-        Err(error) => {
-            output::say(&format!("node `{name}` does not answer, and is left out: {error}"));
-            None
-        }
-    });
-    answered.collect()
-}
-
-/// How each uplink is, with its ports, whose owner answers.
-fn uplinks() -> Vec<(UplinkStatus, Vec<PortStatus>)> {
-    let owners = net::owners();
-    let answers = side_by_side::ask(&owners, |(_, client)| net::show::all(client));
-    let answered = owners.iter().zip(answers).filter_map(|((path, _), answer)| match answer {
-        Ok(all) => Some(all),
-        Err(error) => {
-            output::say(&format!("the owner at {} is left out: {}", path.display(), error.text));
-            None
-        }
-    });
-    answered.collect()
-}
-
-/// What a node says, and the name that commands take.
-fn node_value((name, node): &(String, NodeStatus)) -> Result<Value, Failure> {
-    let mut value = serde_json::to_value(node)?;
-    value["local_name"] = json!(name);
-    Ok(value)
-}
-
-fn node_row((name, node): &(String, NodeStatus)) -> Vec<String> {
-    let of_state = |state| node.neighbours.iter().filter(|neighbour| neighbour.state == state).count();
-    let joined = of_state(tombolo_node::NeighbourState::Joined);
-    let mut neighbours = joined.to_string();
-    if joined < node.neighbours.len() {
-        neighbours.push_str(&format!(", {} away", node.neighbours.len() - joined));
-    }
-    vec![
-        name.clone(),
-        node.process_id.to_string(),
-        duration::shown_s(node.uptime_s),
-        Size(node.lent_bytes).to_string(),
-        Size(node.free_bytes).to_string(),
-        node.borrowers.len().to_string(),
-        neighbours,
-    ]
-}
-
-/// A row for each port; of an uplink without ports, one for itself.
-fn port_rows(uplink: &UplinkStatus, ports: &[PortStatus]) -> Vec<Vec<String>> {
-    let state = if uplink.has_carrier { "" } else { "no carrier" };
-    let row = |cells: [String; 5]| {
-        let mut row = vec![uplink.interface.clone()];
-        row.extend(cells);
-        row.push(state.to_owned());
-        row
-    };
-    if ports.is_empty() {
-        return vec![row(["-"; 5].map(str::to_owned))];
-    }
-    let of_port = |PortStatus { port, process, counters, .. }: &PortStatus| {
-        row([
-            port.name.clone(),
-            process.map_or_else(|| "-".to_owned(), |process| process.to_string()),
-            port.weight.to_string(),
-            Size(counters.sent.bytes).to_string(),
-            Size(counters.received.bytes).to_string(),
-        ])
-    };
-    ports.iter().map(of_port).collect()
-}
-
-fn row(program: &Value) -> Vec<String> {
-    let lenders: Vec<String> = program["far"]["lenders"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter(|lender| lender["state"] != "gone")
+fn program(program: &Value) -> Vec<String> {
+    let lenders: Vec<String> = cells::present_lenders(program)
         .map(|lender| {
-            let name = lender["name"].as_str().unwrap_or_default();
-            let state = lender["state"].as_str().unwrap_or_default();
+            let state = word(lender, "state");
             let state = if state == "active" { String::new() } else { format!(" ({state})") };
-            format!("{name}{state} {}", size(&lender["used_bytes"]))
+            format!("{}{state} {}", word(lender, "name"), size(&lender["used_bytes"]))
         })
         .collect();
     vec![
-        program["name"].as_str().unwrap_or_default().to_owned(),
+        word(program, "name").to_owned(),
         program["pid"].as_u64().map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
         size(&program["resident_bytes"]),
         size(&program["far"]["used_bytes"]),
@@ -228,14 +105,4 @@ fn row(program: &Value) -> Vec<String> {
         shown(number(&program["pauses"]["longest_ns"])),
         lenders.join(", "),
     ]
-}
-
-/// How each program is, with its rates.
-fn programs() -> Vec<Value> {
-    let mut watch = Watch::default();
-    if watch.look().is_empty() {
-        return Vec::new();
-    }
-    thread::sleep(INTERVAL);
-    watch.look()
 }

@@ -93,7 +93,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         return Err(RunError::LimitTooSmall(arguments.local.0).into());
     }
     let from: Vec<Ways> = match arguments.from.is_empty() {
-        true => vec![local::only_node("run --from")?.into()],
+        true => vec![local::only_node("run --from")?.address().into()],
         false => arguments.from.iter().map(Which::ways).collect::<Result<_, _>>()?,
     };
     ways::check_lenders(&from)?;

@@ -9,7 +9,7 @@ use tombolo_node::{Borrower, NamedSegment, NodeStatus, StatusClient};
 use crate::asked::NodeArguments;
 use crate::failure::Failure;
 use crate::size::Size;
-use crate::{output, table};
+use crate::{local, node_control, output, table};
 
 mod rates;
 mod text;
@@ -29,13 +29,53 @@ pub struct Arguments {
     node: NodeArguments,
 }
 
+/// Who says how the node is.
+enum Source {
+    /// Its socket for questions.
+    Here(local::Found),
+    /// A link to it.
+    Link(Box<StatusClient>),
+}
+
+impl Source {
+    fn status(&self, counters: bool) -> Result<NodeStatus, Failure> {
+        match self {
+            Self::Here(found) => {
+                let status = found.client().map_err(Into::into);
+                status.and_then(|client| node_control::status(client, counters)).map_err(|error| {
+                    Failure::new(format!("node `{}` does not answer: {error}", found.name()))
+                })
+            }
+            Self::Link(client) => Ok(client.ask(counters)?),
+        }
+    }
+
+    /// Only a link tells names.
+    fn named(&self, most: usize) -> Option<Vec<NamedSegment>> {
+        match self {
+            Self::Here(_) => None,
+            Self::Link(client) => client.named(most),
+        }
+    }
+}
+
 /// Prints the node's status.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let ways = arguments.node.ways("status")?;
     let ask = &arguments.node.ask;
-    let security = ask.security(&ways)?;
-    let client = ways.ask(|address| StatusClient::connect(address, &security))?;
-    let mut status = client.ask(arguments.counters)?;
+    let here = arguments.node.here("status")?;
+    let ways = match &here {
+        Some(found) => found.address().into(),
+        None => arguments.node.ways("status")?,
+    };
+    let link = || -> Result<_, Failure> {
+        let security = ask.security(&ways)?;
+        Ok(ways.ask(|address| StatusClient::connect(address, &security))?)
+    };
+    let mut source = match here {
+        Some(found) => Source::Here(found),
+        None => Source::Link(Box::new(link()?)),
+    };
+    let mut status = source.status(arguments.counters)?;
     let mut rates = Rates::default();
     // Rates are those of the links.
     let borrowers = status.borrowers.iter().filter(|borrower| !borrower.is_mapped);
@@ -44,13 +84,19 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     if of_borrowers.chain(of_neighbours).any(|links| !links.is_empty()) {
         let (before, since) = (status, Instant::now());
         std::thread::sleep(INTERVAL);
-        status = client.ask(arguments.counters)?;
+        status = source.status(arguments.counters)?;
         rates = Rates::between(&before, &status, since.elapsed());
     }
     let named = match status.named.segments {
         0 => Some(Vec::new()),
         // Who may ask how a node is may not always ask what it holds.
-        _ => client.named(if ask.json { usize::MAX } else { text::MAX_NAMED }),
+        _ => {
+            let most = if ask.json { usize::MAX } else { text::MAX_NAMED };
+            if let Source::Here(_) = source {
+                source = Source::Link(Box::new(link()?));
+            }
+            source.named(most)
+        }
     };
     if ask.json {
         output::json(&in_json(&status, &rates, named.as_deref(), arguments.counters))?;

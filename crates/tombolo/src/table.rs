@@ -119,6 +119,18 @@ fn shortened(text: &str, width: usize) -> String {
     text.chars().take(front).chain(iter::once('…')).chain(text.chars().skip(count - back)).collect()
 }
 
+/// Several tables below each other, without those that have no rows.
+pub fn sections(sections: &[(&[Column], Vec<Vec<String>>)], width: usize) -> Vec<String> {
+    let mut all = Vec::new();
+    for (columns, rows) in sections.iter().filter(|(_, rows)| !rows.is_empty()) {
+        if !all.is_empty() {
+            all.push(String::new());
+        }
+        all.extend(lines(columns, rows, width));
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,16 +1,16 @@
-//! `tombolo top`: the programs of this user that run on far memory, and their lenders, again and again.
+//! `tombolo top`: what runs here of this user, again and again: programs on far memory with their lenders, nodes, ports.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::table::{self, Column};
-use crate::watch::{Watch, number, size};
-use crate::{duration, output};
+use crate::watch::{Kind, Seen, Watch, number, size, word};
+use crate::{cells, duration, output};
 
 const LENDERS: [Column; 7] = [
     Column::name("LENDER"),
@@ -20,6 +20,25 @@ const LENDERS: [Column; 7] = [
     Column::figure("READ/S"),
     Column::figure("WRITTEN/S"),
     Column::rest("ADDRESS"),
+];
+const NODES: [Column; 9] = [
+    Column::name("NODE"),
+    Column::figure("PID"),
+    Column::figure("UP"),
+    Column::figure("LENT"),
+    Column::figure("FREE"),
+    Column::figure("BORROWERS"),
+    Column::figure("NEIGHBOURS"),
+    Column::figure("IN/S"),
+    Column::figure("OUT/S"),
+];
+const PORTS: [Column; 6] = [
+    Column::name("UPLINK"),
+    Column::name("PORT"),
+    Column::figure("SENT/S"),
+    Column::figure("RECEIVED/S"),
+    Column::figure("DROPPED/S"),
+    Column::rest("STATE"),
 ];
 /// The first look shows no rates; the second one comes soon.
 const FIRST_INTERVAL: Duration = Duration::from_millis(300);
@@ -36,6 +55,9 @@ pub struct Arguments {
     /// Print each look as JSON, on a line of its own, and nothing else.
     #[arg(long)]
     json: bool,
+    /// Of these kinds alone.
+    #[arg(value_name = "KIND")]
+    kinds: Vec<Kind>,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -46,19 +68,19 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
-/// Shows the programs until interrupted.
+/// Shows what runs until interrupted.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let is_screen = std::io::stdout().is_terminal() && !arguments.json;
-    let mut watch = Watch::default();
+    let mut watch = Watch::new(&arguments.kinds, false);
     watch.look();
     std::thread::sleep(FIRST_INTERVAL.min(arguments.interval));
     let mut looks = 0;
     while !output::failed() {
-        let programs = watch.look();
+        let seen = watch.look();
         output::line(&match (arguments.json, is_screen) {
-            (true, _) => json!({ "programs": programs }).to_string(),
-            (false, true) => on_screen(&text_of(&programs, table::width()), looks == 0),
-            (false, false) => text_of(&programs, table::width()),
+            (true, _) => seen.in_json().to_string(),
+            (false, true) => on_screen(&text_of(&seen, table::width()), looks == 0),
+            (false, false) => text_of(&seen, table::width()),
         });
         output::flush();
         looks += 1;
@@ -84,17 +106,45 @@ pub fn shown(ns: u64) -> String {
     format!("{:.1?}", Duration::from_nanos(ns))
 }
 
-fn text_of(programs: &[Value], width: usize) -> String {
-    if programs.is_empty() {
-        return "no program of this user runs on far memory here\n".into();
+fn text_of(seen: &Seen, width: usize) -> String {
+    if seen.is_empty() {
+        return "nothing of this user runs here: no program on far memory, no node, no uplink\n".into();
     }
+    let node = |node: &Value| {
+        let rate = |name: &str| size(&node["per_s"][name]);
+        [cells::node(node), vec![rate("received_bytes"), rate("sent_bytes")]].concat()
+    };
+    let port = |port: &Value| {
+        let rates = &port["per_s"];
+        vec![
+            size(&rates["sent_bytes"]),
+            size(&rates["received_bytes"]),
+            number(&rates["dropped"]).to_string(),
+        ]
+    };
+    let sections = [
+        (&NODES[..], seen.of(Kind::Nodes).iter().map(node).collect::<Vec<_>>()),
+        (&PORTS[..], seen.of(Kind::Uplinks).iter().flat_map(|uplink| cells::ports(uplink, port)).collect()),
+    ];
+    let mut text = text_of_programs(seen.of(Kind::Programs), width);
+    let lines = table::sections(&sections, width);
+    if !text.is_empty() && !lines.is_empty() {
+        text.push('\n');
+    }
+    for line in lines {
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
+fn text_of_programs(programs: &[Value], width: usize) -> String {
     let mut text = String::new();
     for program in programs {
         let (far, per_s, pauses) = (&program["far"], &program["per_s"], &program["pauses"]);
         let _ = writeln!(
             text,
             "{} ({})  local {}  far {}",
-            program["name"].as_str().unwrap_or_default(),
+            word(program, "name"),
             number(&program["pid"]),
             size(&program["resident_bytes"]),
             size(&far["used_bytes"]),
@@ -117,8 +167,7 @@ fn text_of(programs: &[Value], width: usize) -> String {
                 number(&per_s["copies"]),
             );
         }
-        let lenders = far["lenders"].as_array().into_iter().flatten();
-        let rows: Vec<_> = lenders.filter(|lender| lender["state"] != "gone").map(row).collect();
+        let rows: Vec<_> = cells::present_lenders(program).map(row).collect();
         for line in table::lines(&LENDERS, &rows, width.saturating_sub(2)) {
             let _ = writeln!(text, "  {line}");
         }
@@ -127,19 +176,16 @@ fn text_of(programs: &[Value], width: usize) -> String {
 }
 
 fn row(lender: &Value) -> Vec<String> {
-    vec![
-        lender["name"].as_str().unwrap_or_default().to_owned(),
-        lender["state"].as_str().unwrap_or_default().to_owned(),
-        size(&lender["borrowed_bytes"]),
-        size(&lender["used_bytes"]),
-        size(&lender["per_s"]["read_bytes"]),
-        size(&lender["per_s"]["written_bytes"]),
-        lender["address"].as_str().unwrap_or_default().to_owned(),
-    ]
+    let mut cells = cells::lender(lender);
+    cells.extend(["read_bytes", "written_bytes"].map(|rate| size(&lender["per_s"][rate])));
+    cells.push(word(lender, "address").to_owned());
+    cells
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -153,7 +199,7 @@ mod tests {
         let lender = |state: &str| json!({ "name": format!("{state} one"), "state": state });
         let program =
             json!({ "name": "sort", "pid": 7, "far": { "lenders": [lender("active"), lender("gone")] } });
-        let text = text_of(&[program], 80);
+        let text = text_of_programs(&[program], 80);
         assert!(text.starts_with("sort (7)  local 0 B") && text.contains("active one"), "{text}");
         assert!(!text.contains("gone one"), "{text}");
     }

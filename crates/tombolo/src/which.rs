@@ -22,7 +22,7 @@ impl Which {
     pub fn ways(&self) -> Result<Ways, Failure> {
         match self {
             Self::At(ways) => Ok(ways.clone()),
-            Self::Named(name) => Ok(local::node_named(name)?.into()),
+            Self::Named(name) => Ok(local::node_named(name)?.address().into()),
         }
     }
 }

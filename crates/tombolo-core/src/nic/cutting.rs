@@ -13,9 +13,13 @@ use super::offload::{
     Transport, UDP, network, transport,
 };
 
-/// Bytes on the wire of one segment: each of its frames has the headers again, so in very many frames, or with long headers, a segment has many more
-/// bytes there than it has itself, and the wire would be one port's for as long.
-pub(super) const WIRE_BYTES_MAX: u64 = 2 * 65_536;
+/// Bytes on the wire of one segment, where ports are told to send segments of this many bytes. Each of its frames has the headers again, so in very many
+/// frames, or with long headers, a segment has many more bytes there than it has itself; and a port may send longer ones than it is told to. The wire
+/// would be one port's for as long.
+pub const fn wire_bytes_max(segment_bytes: u64) -> u64 {
+    2 * segment_bytes
+}
+
 const SCTP: u8 = 132;
 const IPV4_IN_IP: u8 = 4;
 const IPV6_IN_IP: u8 = 41;
@@ -24,11 +28,15 @@ const GRE: u8 = 47;
 const KEY_PRESENT: u8 = 0x20;
 
 /// Does what a frame's offload header asks for, unless that is the checksum or the segmentation of the frame's own TCP or UDP, which is left to a
-/// kernel. `Some`: the frame is to be cut.
+/// kernel. `Some`: the frame is to be cut, since no kernel does it right, or since it would have more than `wire_bytes_max` on the wire.
 ///
 /// # Errors
 /// [`BadOffload`]: the header names bytes that the frame does not have.
-pub fn settle(header: &mut OffloadHeader, frame: &mut [u8]) -> Result<Option<Cut>, BadOffload> {
+pub fn settle(
+    header: &mut OffloadHeader,
+    frame: &mut [u8],
+    wire_bytes_max: u64,
+) -> Result<Option<Cut>, BadOffload> {
     let asked = Asked::from(&*header);
     if !asked.needs_checksum {
         return Ok(None);
@@ -37,7 +45,7 @@ pub fn settle(header: &mut OffloadHeader, frame: &mut [u8]) -> Result<Option<Cut
     let own = transport(frame, network_at, ethertype);
     if asked.kind != GSO_NONE {
         let is_its = own.is_some_and(|own| own.at == asked.start && Some(own.protocol) == asked.protocol());
-        let is_short = || asked.on_wire(frame).is_none_or(|wire| wire.bytes <= WIRE_BYTES_MAX);
+        let is_short = || asked.on_wire(frame).is_none_or(|wire| wire.bytes <= wire_bytes_max);
         return if is_its && asked.segment_bytes >= SEGMENT_BYTES_MIN && is_short() {
             Ok(None)
         } else {

@@ -421,7 +421,7 @@ impl Exchange {
         self.uplink.charge(now_ns, id, Sent { frames: wire.frames, bytes: wire.bytes });
         // It may have more: it is read before its turn at the uplink is over.
         self.has_frames(id);
-        // For a guarantee of one that may not be read now no other waits.
+        // While a port may not be read, no other waits for its guarantee.
         if !self.reads.may_read(now_ns, id) {
             self.uplink.had_nothing_for_here(id);
         }
@@ -532,7 +532,7 @@ impl Exchange {
         if self.is_full {
             return Step::Idle;
         }
-        // Each port is looked at once: one that may not be read now has nothing for the uplink.
+        // A port that may not be read now leaves the round, so this ends after each port once.
         for _ in 0..=self.ports.len() {
             match self.uplink.next(now_ns) {
                 Next::Read(id) if self.is_waiting(id) => return Step::Send(id),

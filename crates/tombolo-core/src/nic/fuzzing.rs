@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::offload::{Asked, OFFLOAD_BYTES, OffloadHeader};
 use super::{
     Exchange, Frame, Limits, Mac, Mode, Origin, PortConfig, PortId, Rules, Share, Tag, Targets, Turns, Vlans,
-    settle,
+    settle, wire_bytes_max,
 };
 
 /// The hardware address of a port of [`frame`].
@@ -22,7 +22,7 @@ pub fn frame(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
     let Some((header, frame)) = bytes.split_first_chunk_mut::<OFFLOAD_BYTES>() else { return };
     let length = frame.len();
-    match settle(header, frame) {
+    match settle(header, frame, wire_bytes_max(25_000)) {
         Ok(Some(cut)) => {
             assert!((1..=length.max(1)).contains(&cut.pieces()));
             let mut piece = vec![0; length];

@@ -34,7 +34,7 @@ mod switch;
 
 pub use coalesce::{Coalescer, Coalescing};
 pub use counters::{Counters, SIZES, Traffic};
-pub use cutting::{Cut, settle};
+pub use cutting::{Cut, settle, wire_bytes_max};
 pub use exchange::{COPIES_AT_ONCE, Exchange, Limits, Outward, PortConfig, Step};
 pub use fifo::Fifo;
 pub use frame::{Frame, Mac, NoMac, Speaks, TAG_BYTES};

@@ -27,7 +27,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use super::cutting::WIRE_BYTES_MAX;
+use super::cutting::wire_bytes_max;
 use crate::list::{Chain, List};
 
 /// Names a port of an interface.
@@ -68,7 +68,7 @@ pub enum Next {
     Read(PortId),
     /// Nothing may be sent before this time.
     Wait(u64),
-    /// No port has anything.
+    /// No port that may be read has anything for here.
     Idle,
 }
 
@@ -179,14 +179,13 @@ struct Port {
     share: Share,
     /// Frames or bytes that it may send in this round; below zero: what it owes.
     credit: i64,
-    /// What time has paid of that at the rate of its part, less what turns have paid meanwhile. Only what exceeds one turn counts in the round:
-    /// there ports that owe pay at once what one of them sends in a turn, and who is idle now and then would be paid twice.
-    prepaid: i64,
+    /// What time has paid beyond whole bytes, in billionths.
+    paid_besides: u64,
     has_frames: bool,
     /// What it had last was not for here, or it may not be read: until it has a frame for here, no other port waits for its guarantee, and when
     /// its turn comes, it leaves the round and keeps that turn.
     is_elsewhere: bool,
-    /// Its turn has begun and is not over: it is at the front of the round, or comes back there.
+    /// Its turn has begun, and no other has passed it since. If it has credit left when it comes back, it comes to the front.
     is_on_turn: bool,
     place: Place,
     claim: Claim,
@@ -231,25 +230,24 @@ impl Port {
         (place, claim)
     }
 
-    /// Its allowance grows by what has come since at the rate of its part. That time pays what it owes, too; one turn can take `most`.
+    /// Since the last call its allowance has grown at the rate of its part, and what it owes is paid at that rate, but for the last `most`: the turns
+    /// pay these. A turn pays at once what one segment of another port takes, and who sends a segment now and then would be paid twice.
     fn fill_allowance(&mut self, now_ns: u64, part: u64, most: i64) {
         let passed_ns = now_ns.saturating_sub(self.allowance.at_ns);
         self.allowance.rate = part;
         // However much it has sent, it is soon one that asks little.
-        self.allowance.tokens = self.allowance.tokens.max(-i128::from(most) * BILLION);
+        self.allowance.tokens = self.allowance.tokens.max(-i128::from(most) * BILLION / 2);
         self.allowance.fill(now_ns);
-        let due = u128::from(part) * u128::from(passed_ns) / 1_000_000_000;
-        let due = i64::try_from(due).unwrap_or(i64::MAX);
-        let paid = self.prepaid.saturating_add(due).min(self.credit.min(0).saturating_neg());
-        self.prepaid = paid.min(most);
-        self.credit += paid - self.prepaid;
+        let owed = self.credit.saturating_neg().saturating_sub(most).max(0);
+        let due = u128::from(part) * u128::from(passed_ns) + u128::from(self.paid_besides);
+        let (paid, besides) = (due / 1_000_000_000, due % 1_000_000_000);
+        self.paid_besides = if owed > 0 { besides as u64 } else { 0 };
+        self.credit += i64::try_from(paid).unwrap_or(i64::MAX).min(owed);
     }
 
     /// A turn pays what it owes, or adds to what it may send.
     fn pay(&mut self, units: i64) {
         self.credit = self.credit.saturating_add(units);
-        let left = self.prepaid.saturating_sub(units).max(0);
-        self.prepaid = left.min(self.credit.min(0).saturating_neg());
     }
 
     fn owe(&mut self, turns: Turns, sent: Sent) {
@@ -284,14 +282,8 @@ const AHEAD_DEBT_MIN: u64 = 2 * AHEAD_BYTES;
 /// The shortest frame on the wire.
 const FRAME_BYTES_MIN: u64 = 84;
 
-/// What a port that comes under the number of another pays of what that owed, at most: a segment of the longest, or of the most frames.
-fn left_max(turns: Turns) -> i64 {
-    let most = match turns {
-        Turns::Frames => WIRE_BYTES_MAX / FRAME_BYTES_MIN,
-        Turns::Bytes => WIRE_BYTES_MAX,
-    };
-    most.cast_signed()
-}
+/// For so long it is remembered what a port has owed that has gone.
+const DEBT_MEMORY_NS: u64 = 10_000_000_000;
 
 /// How late the driver comes back, of late: a bucket that saves up less loses what it could have sent meanwhile.
 #[derive(Debug)]
@@ -353,7 +345,7 @@ pub struct Scheduler {
     lateness: Lateness,
     /// The port that was read last since it has a guarantee.
     last_guaranteed: Option<PortId>,
-    /// The most bytes that are read at once.
+    /// Bytes of the longest segment that ports are told to send. On the wire one has [`wire_bytes_max`] of that at most: longer ones are cut.
     most_at_once: u64,
     /// For tests: ports whose buckets or credit were looked at.
     looks: u64,
@@ -411,6 +403,7 @@ impl Scheduler {
     pub fn set(&mut self, now_ns: u64, id: PortId, share: Share) {
         let turns = self.turns;
         let before = self.gone.remove(&id);
+        let owed = before.as_ref().map_or(0, |before| self.left_by(before, now_ns));
         let known = self.ports.get(usize::from(id.0)).and_then(Option::as_ref).or(before.as_ref());
         let of_rate = |rate: u64, before: Option<Bucket>| {
             before.filter(|before| before.rate == rate).unwrap_or_else(|| self.bucket(rate, now_ns))
@@ -439,9 +432,8 @@ impl Scheduler {
                 let allowance = Bucket { rate: 0, burst: AHEAD_BYTES, tokens: 0, at_ns: now_ns };
                 *place = Some(Port {
                     share,
-                    // Of what its predecessor owes it pays one segment at most: that may have been another.
-                    credit: before.as_ref().map_or(0, |before| before.credit.clamp(-left_max(turns), 0)),
-                    prepaid: before.as_ref().map_or(0, |before| before.prepaid.min(left_max(turns))),
+                    credit: -owed,
+                    paid_besides: 0,
                     has_frames: false,
                     is_elsewhere: false,
                     is_on_turn: false,
@@ -458,6 +450,24 @@ impl Scheduler {
             }
         }
         self.settle(id);
+    }
+
+    /// What a port takes over of what another one owes that had its number before: one segment of the most bytes, or of the most frames, at most, since
+    /// that may have been somebody else's; nothing after a while.
+    fn left_by(&self, before: &Port, now_ns: u64) -> i64 {
+        if now_ns.saturating_sub(before.allowance.at_ns) > DEBT_MEMORY_NS {
+            return 0;
+        }
+        let most = match self.turns {
+            Turns::Frames => self.segment_max() / FRAME_BYTES_MIN.cast_signed(),
+            Turns::Bytes => self.segment_max(),
+        };
+        before.credit.min(0).saturating_neg().min(most)
+    }
+
+    /// The most bytes on the wire of a segment.
+    fn segment_max(&self) -> i64 {
+        i64::try_from(wire_bytes_max(self.most_at_once)).unwrap_or(i64::MAX)
     }
 
     /// Takes a port's share out of the sums.
@@ -606,7 +616,7 @@ impl Scheduler {
 
     fn fill_allowance(&mut self, now_ns: u64, id: PortId) {
         let part = self.part(id).unwrap_or(0);
-        let most = i64::try_from(self.most_at_once).unwrap_or(i64::MAX);
+        let most = self.segment_max();
         if let Some(port) = self.port(id) {
             port.fill_allowance(now_ns, part, most);
         }
@@ -691,7 +701,6 @@ impl Scheduler {
         self.fill_allowance(now_ns, id);
         self.forget_frame(id);
         self.fill(now_ns, id);
-        let most = i128::from(self.most_at_once) * BILLION;
         let Some(port) = self.port(id) else { return };
         port.sent.frames += sent.frames;
         port.sent.bytes += sent.bytes;
@@ -704,8 +713,6 @@ impl Scheduler {
             _ => {
                 port.owe(turns, sent);
                 port.allowance.take(sent.bytes);
-                // However much it has sent, it is soon one that asks little.
-                port.allowance.tokens = port.allowance.tokens.max(-most);
             }
         }
         self.settle(id);
@@ -811,30 +818,33 @@ impl Scheduler {
     /// the round; its turn goes on when it is back.
     fn in_turn(&mut self) -> Option<PortId> {
         let turns = self.turns;
-        // One round in which all pay, then rounds are skipped; one in which a port gets credit; one in which it is found.
-        let round_ports = self.round_ports;
-        for passed in 1..=3 * round_ports + 1 {
-            let entry = self.round.front()?;
-            let id = PortId(entry as u16);
-            self.looks += 1;
-            let port = self.port(id)?;
-            if port.credit > 0 {
-                port.is_on_turn = true;
-                if !port.is_elsewhere {
-                    return Some(id);
+        // Begins anew when a port has left the round: the others may still owe for many rounds.
+        'anew: loop {
+            // One round in which all pay, then rounds are skipped; one in which a port gets credit; one in which it is found.
+            let round_ports = self.round_ports;
+            for passed in 1..=3 * round_ports + 1 {
+                let entry = self.round.front()?;
+                let id = PortId(entry as u16);
+                self.looks += 1;
+                let port = self.port(id)?;
+                if port.credit > 0 {
+                    port.is_on_turn = true;
+                    if !port.is_elsewhere {
+                        return Some(id);
+                    }
+                    self.pause(id);
+                    continue 'anew;
                 }
-                self.pause(id);
-                continue;
+                port.is_on_turn = false;
+                port.pay(port.quantum(turns));
+                self.round.remove(&mut self.round_links, entry);
+                self.round.push_back(&mut self.round_links, entry);
+                if passed == round_ports {
+                    self.skip_rounds();
+                }
             }
-            port.is_on_turn = false;
-            port.pay(port.quantum(turns));
-            self.round.remove(&mut self.round_links, entry);
-            self.round.push_back(&mut self.round_links, entry);
-            if passed == round_ports {
-                self.skip_rounds();
-            }
+            return None;
         }
-        None
     }
 
     /// Rounds in which all would only pay what they owe are passed at once.

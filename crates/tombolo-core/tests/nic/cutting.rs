@@ -7,9 +7,11 @@ use etherparse::{
     TransportSlice,
 };
 use tombolo_core::nic::offload::{BadOffload, OFFLOAD_BYTES, OffloadHeader, on_wire};
-use tombolo_core::nic::{Cut, settle};
+use tombolo_core::nic::{Cut, settle, wire_bytes_max};
 use tombolo_random::{Random, Seeds};
 
+/// Bytes on the wire of the longest segment at a fast interface.
+const MOST: u64 = wire_bytes_max(65_536);
 const MTU: usize = 1500;
 const TCP4: u8 = 1;
 const TCP6: u8 = 4;
@@ -217,7 +219,7 @@ fn cut(seed: u64) {
     let payload: Vec<u8> = (0..sample.payload_bytes).map(|_| random.next() as u8).collect();
     let (mut header, mut segment, network_at) = sample.segment(&payload);
     assert_eq!(on_wire(&header, &segment, 65_535), Err(BadOffload::Lies), "it is for no kernel: {sample:?}");
-    let cut: Cut = settle(&mut header, &mut segment).unwrap().unwrap();
+    let cut: Cut = settle(&mut header, &mut segment, MOST).unwrap().unwrap();
     let mut whole = Vec::new();
     let count = payload.len().div_ceil(sample.segment_bytes).max(1);
     assert_eq!(cut.pieces(), count);
@@ -226,7 +228,7 @@ fn cut(seed: u64) {
         let length = cut.write(number, &segment, &mut piece).unwrap();
         piece.truncate(length);
         let mut untouched = piece.clone();
-        assert_eq!(settle(&mut [0; OFFLOAD_BYTES], &mut untouched), Ok(None));
+        assert_eq!(settle(&mut [0; OFFLOAD_BYTES], &mut untouched, MOST), Ok(None));
         assert_eq!(untouched, piece);
         assert!(on_wire(&[0; OFFLOAD_BYTES], &piece, MTU).is_ok());
         let own_at = segment.len() - payload.len() - network_at;
@@ -298,10 +300,14 @@ fn a_segment_of_very_many_frames_is_no_longer_one() {
     {
         let mut asked = header(1, segment_bytes, 34, 16);
         let on_the_wire = on_wire(&asked, &segment, MTU).unwrap().bytes;
-        let cut = settle(&mut asked, &mut segment.clone()).unwrap();
+        let cut = settle(&mut asked, &mut segment.clone(), MOST).unwrap();
         assert_eq!(cut.map(|cut: Cut| cut.pieces()), pieces, "{on_the_wire} bytes on the wire");
         assert!(cut.is_some() || on_the_wire <= 2 * 65_536, "{on_the_wire} bytes");
     }
+    // As is one that is longer than what the port was told to send: at 100 Mb/s this is 25 kB.
+    let mut asked = header(1, 1448, 34, 16);
+    let cut = settle(&mut asked, &mut segment.clone(), wire_bytes_max(25_000)).unwrap();
+    assert_eq!(cut.map(|cut: Cut| cut.pieces()), Some(45));
     // With long headers few frames are much on the wire.
     let options = Ipv6RawExtHeader::new_raw(IpNumber::TCP, &[0; 1342]).unwrap();
     let long = TcpHeader::new(1000, 9, 1, 1);
@@ -323,7 +329,7 @@ fn a_segment_of_very_many_frames_is_no_longer_one() {
     let start = 14 + 40 + options.header_len();
     let mut asked = header(TCP6, 90, start, 16);
     assert!(on_wire(&asked, &segment, MTU).unwrap().bytes > 900_000);
-    assert_eq!(settle(&mut asked, &mut segment).unwrap().map(|cut: Cut| cut.pieces()), Some(667));
+    assert_eq!(settle(&mut asked, &mut segment, MOST).unwrap().map(|cut: Cut| cut.pieces()), Some(667));
 }
 
 /// `settle` writes a checksum that is not the frame's own. So the switch reads the bytes that are sent.
@@ -335,7 +341,7 @@ fn a_checksum_that_is_not_the_frames_own_is_written_before_anybody_reads_the_fra
     // Its own is left to the kernel, behind tags, too.
     let own = header(0, 0, 34, 6);
     let (mut asked, mut frame) = (own, udp.clone());
-    assert_eq!(settle(&mut asked, &mut frame), Ok(None));
+    assert_eq!(settle(&mut asked, &mut frame, MOST), Ok(None));
     assert_eq!((asked, &frame), (own, &udp));
     assert!(on_wire(&asked, &frame, MTU).is_ok());
     // Every other place.
@@ -346,7 +352,7 @@ fn a_checksum_that_is_not_the_frames_own_is_written_before_anybody_reads_the_fra
             }
             let (mut asked, mut frame) = (header(0, 0, start, offset), udp.clone());
             assert!(on_wire(&asked, &frame, MTU).is_err());
-            let settled = settle(&mut asked, &mut frame);
+            let settled = settle(&mut asked, &mut frame, MOST);
             if start < 14 || start + offset + 2 > udp.len() {
                 assert_eq!((settled, &frame), (Err(BadOffload::Lies), &udp));
                 continue;
@@ -365,7 +371,7 @@ fn a_checksum_that_is_not_the_frames_own_is_written_before_anybody_reads_the_fra
     let mut fragment = udp.clone();
     fragment[21] = 1;
     let mut asked = own;
-    assert_eq!(settle(&mut asked, &mut fragment), Ok(None));
+    assert_eq!(settle(&mut asked, &mut fragment, MOST), Ok(None));
     assert_eq!(asked, [0; OFFLOAD_BYTES]);
 }
 
@@ -382,7 +388,7 @@ fn the_checksum_of_sctp_is_its_own() {
     // Short frames are padded, which does not count.
     frame.resize(80, 0xaa);
     let mut asked = header(0, 0, 34, 8);
-    assert_eq!(settle(&mut asked, &mut frame), Ok(None));
+    assert_eq!(settle(&mut asked, &mut frame, MOST), Ok(None));
     assert_eq!(frame[42..46], crc_fast::crc32_iscsi(&cleared).to_le_bytes());
     assert_eq!(asked, [0; OFFLOAD_BYTES]);
     // The check value of this checksum (RFC 9260, appendix A, names the polynomial).
@@ -434,7 +440,7 @@ fn the_frames_own_checksum_is_found_behind_other_headers() {
         for (number, (bytes, behind, offset, is_its)) in cases.into_iter().enumerate() {
             let asked = header(0, 0, 14 + 4 * tags + behind, offset);
             let (mut settled, mut summed) = (asked, bytes.clone());
-            assert_eq!(settle(&mut settled, &mut summed), Ok(None));
+            assert_eq!(settle(&mut settled, &mut summed, MOST), Ok(None));
             assert_eq!((settled == asked, summed == bytes), (is_its, is_its), "case {number}, {tags} tags");
             assert_eq!(on_wire(&asked, &bytes, MTU).is_ok(), is_its, "case {number}, {tags} tags");
         }
@@ -448,7 +454,7 @@ fn a_sum_of_zero_is_written_as_its_other_form() {
     for fill in 0..=u16::MAX {
         let mut frame = frame(0, [0x88, 0xb5], &[fill.to_be_bytes(), [0x12, 0x34], [0, 0]].concat());
         let is_zero = sum(&[&frame[14..]]) == 0xffff;
-        assert_eq!(settle(&mut header(0, 0, 14, 4), &mut frame), Ok(None));
+        assert_eq!(settle(&mut header(0, 0, 14, 4), &mut frame, MOST), Ok(None));
         assert_eq!(is_zero, frame[18..] == [0xff, 0xff], "{fill:x}");
     }
 }
@@ -475,7 +481,7 @@ fn headers_far_behind_those_of_a_tunnel_are_refused() {
         let before = frame(0, [8, 0], &[ip, udp].concat());
         let asked = header(UDP, 100, before.len() + start, 6);
         let mut bytes = [before, packet].concat();
-        let settled = settle(&mut asked.clone(), &mut bytes);
+        let settled = settle(&mut asked.clone(), &mut bytes, MOST);
         assert_eq!(matches!(settled, Ok(Some(_))), is_cut, "{between} bytes between: {settled:?}");
     }
 }

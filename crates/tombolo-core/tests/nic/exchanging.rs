@@ -313,6 +313,10 @@ fn run(seed: u64) {
             Step::Wait(at_ns) => {
                 assert!(spreads.is_empty(), "ports wait for their copies");
                 assert!(at_ns > now_ns);
+                // What the interface may owe, and two segments.
+                let longest_ns = 2 * (2 * 131_072 + 10_000) * 1_000_000_000 / RATE;
+                let waits = !is_full && ports.iter().any(|port| port.kept.is_some());
+                assert!(!waits || at_ns - now_ns < longest_ns, "a frame waits for {} ns", at_ns - now_ns);
                 now_ns = at_ns + random.below(WAKE_NS);
             }
             Step::Idle => {
@@ -514,7 +518,9 @@ impl Flood {
                     exchange.sent(now_ns, id, &bytes, true);
                 }
                 Step::Spread(from) => panic!("{from:?} spreads among four ports"),
-                Step::Wait(_) | Step::Idle => {}
+                // As a driver that comes back no earlier.
+                Step::Wait(at_ns) => *step = (at_ns / 1000).max(*step).min(end),
+                Step::Idle => *step = end,
             }
         }
         outward
@@ -628,31 +634,44 @@ fn a_guarantee_keeps_nobody_out() {
 /// round, and its turn.
 #[test]
 fn a_turn_at_the_uplink_is_kept_meanwhile() {
-    let part = |share: Share, turns: Turns, local: u64| {
+    let part = |share: Share, turns: Turns, local: u64, bytes: usize| {
         let mut flood = Flood::with(Limits { turns, ..limits(Some(SLOW_RATE)) });
         flood.set(0, share);
         let outward = flood.run(1_500_000, |id, number| match id {
             0 if number % (local + 1) > 0 => sample(3, 1514),
-            _ => sample(OUTSIDE, 1514),
+            0 => sample(OUTSIDE, 1514),
+            _ => sample(OUTSIDE, bytes),
         });
-        outward[0] as f64 / outward.iter().sum::<u64>() as f64
+        let all = outward.iter().sum::<u64>() as f64;
+        assert!(all > 0.98 * 1.5 * SLOW_RATE as f64, "the uplink is idle: {all}, {share:?} {turns:?}");
+        outward[0] as f64 / all
     };
     for turns in [Turns::Frames, Turns::Bytes] {
         for weight in [1, 10, 100] {
             let right = f64::from(weight) / f64::from(weight + 3);
             for guaranteed in [0, 1000] {
                 for local in [1, 3] {
-                    let part = part(Share { weight, guaranteed, most: None }, turns, local);
+                    let part = part(Share { weight, guaranteed, most: None }, turns, local, 1514);
                     assert!(
                         (0.97..1.03).contains(&(part / right)),
                         "{part} of {right}, {turns:?}, {local} local"
                     );
                 }
             }
-            let most = SLOW_RATE / 2;
-            let part = part(Share { weight, guaranteed: 1000, most: Some(most) }, turns, 0);
-            let right = right.min(0.5);
-            assert!((0.95..1.03).contains(&(part / right)), "{part} of {right}, {turns:?}, with a cap");
+            for share_of_cap in [2, 8, 100] {
+                let most = SLOW_RATE / share_of_cap;
+                let share = Share { weight, guaranteed: 1000, most: Some(most) };
+                // The others owe for many rounds then.
+                if turns == Turns::Bytes {
+                    part(share, turns, 0, 25_000);
+                }
+                let part = part(share, turns, 0, 1514);
+                let right = right.min(1.0 / share_of_cap as f64);
+                // At first it has what its cap saves up.
+                let saved = 70_000.0 / (1.5 * SLOW_RATE as f64);
+                let is_right = part > 0.95 * right && part < 1.03 * right + saved;
+                assert!(is_right, "{part} of {right}, {turns:?}, weight {weight} with a cap");
+            }
         }
     }
 }

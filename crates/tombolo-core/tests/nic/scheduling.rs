@@ -388,7 +388,8 @@ fn who_asked_little_has_its_share_when_it_asks_for_more() {
     let before = [ports[0].sent.bytes, ports[1].sent.bytes];
     go_on(FAST, &mut random, &mut scheduler, &mut ports, now_ns, now_ns + S / 20);
     let [first, second] = [0, 1].map(|port| ports[port].sent.bytes - before[port]);
-    assert!(first.abs_diff(second) <= 2 * MOST, "{first} and {second}");
+    // It may owe what one segment has on the wire at most.
+    assert!(first.abs_diff(second) <= 2 * MOST + FAST.most, "{first} and {second}");
 }
 
 /// What goes ahead comes behind guarantees that are not used up, however many ports ask.
@@ -468,21 +469,27 @@ fn part_of(ports: &[Port], index: usize) -> f64 {
     ports[index].sent.bytes as f64 / total(ports) as f64
 }
 
-/// Idle time pays for what goes ahead, and for nothing else: who sends segments at a pace has no more of the interface than a port that
-/// always has some.
+/// Time pays for what goes ahead, and for nothing else: who sends segments at a pace, of whatever length, has no more of the interface than a port
+/// that always has some.
 #[test]
 fn pauses_give_nobody_more_than_its_turns() {
-    for interface in [SLOW, FAST] {
+    for interface in [SLOWEST, SLOW, FAST] {
         for (greedy, asked) in [(1, 0.55), (1, 0.6), (1, 0.75), (3, 0.3), (7, 0.15)] {
-            let bytes = interface.most;
-            let every_ns = (interface.ns_of(on_the_wire(bytes).bytes) as f64 / asked) as u64;
-            let mut ports = vec![now_and_then(weight(1), bytes, every_ns)];
-            ports.extend((0..greedy).map(|_| always(weight(1), bytes)));
-            let mut scheduler = interface.scheduler(Turns::Bytes);
-            run(interface, &mut Random::new(1), &mut scheduler, &mut ports, 5 * S);
-            let fair = 1.0 / ports.len() as f64;
-            let part = part_of(&ports, 0) / fair;
-            assert!((0.97..1.03).contains(&part), "{part} of its part beside {greedy}, asking for {asked}");
+            // As long as the port is told to send, and as long as is not cut.
+            for bytes in [interface.most, interface.most * 19 / 10] {
+                let every_ns = (interface.ns_of(on_the_wire(bytes).bytes) as f64 / asked) as u64;
+                let mut ports = vec![now_and_then(weight(1), bytes, every_ns)];
+                ports.extend((0..greedy).map(|_| always(weight(1), interface.most)));
+                let mut scheduler = interface.scheduler(Turns::Bytes);
+                run(interface, &mut Random::new(1), &mut scheduler, &mut ports, interface.ns_of(500 * bytes));
+                let fair = 1.0 / ports.len() as f64;
+                let part = part_of(&ports, 0) / fair;
+                assert!(
+                    (0.95..1.03).contains(&part),
+                    "{part} of its part beside {greedy}, asking for {asked} in {bytes} at {}",
+                    interface.rate
+                );
+            }
         }
     }
 }
@@ -558,11 +565,12 @@ fn what_a_greater_weight_had_left_is_gone() {
 /// Who detaches and attaches again and again has no more than who stays, whether its segments are long on the wire or of many frames.
 #[test]
 fn to_come_again_gives_nothing() {
-    // A segment of ordinary frames, one with long headers, and one of the most frames.
+    // Segments of ordinary frames, and of the most that are not cut.
     for (turns, bytes_each) in [(Turns::Bytes, 1500), (Turns::Bytes, 42), (Turns::Frames, 46)] {
         let mut random = Random::new(1);
         let mut ports = vec![always(weight(1), SLOW.most); 20];
-        ports[0].sizes = (MOST, MOST);
+        let bytes = 2 * SLOW.most * bytes_each / (bytes_each + 38);
+        ports[0].sizes = (bytes, bytes);
         let mut scheduler = SLOW.scheduler(turns);
         let mut now_ns = run(SLOW, &mut random, &mut scheduler, &mut ports, S / 100);
         let units = |sent: Sent| if turns == Turns::Bytes { sent.bytes } else { sent.frames };
@@ -581,7 +589,7 @@ fn to_come_again_gives_nothing() {
         }
         assert!(segments > 5, "{segments}");
         let others = ports[1..].iter().map(|port| units(port.sent)).min().unwrap();
-        let first = units(in_frames(MOST, bytes_each));
+        let first = units(in_frames(bytes, bytes_each));
         let most = 1.02 * others as f64 + first as f64;
         assert!(had as f64 <= most, "{had} and {others}, {turns:?} and {bytes_each} bytes a frame");
     }
@@ -765,4 +773,26 @@ fn a_guarantee_is_used_as_soon_as_it_is_back() {
     let Next::Wait(at_ns) = scheduler.next(now_ns) else { panic!("its guarantee is used up") };
     assert!((at_ns - now_ns).abs_diff(S / 1000) < 10_000, "{at_ns}");
     assert_eq!(scheduler.next(at_ns), Next::Read(PortId(0)));
+}
+
+/// A port that leaves the round now and then, since it may not be read for a moment, comes back in its turn and not ahead of others.
+#[test]
+fn to_leave_the_round_gives_nothing() {
+    let mut random = Random::new(1);
+    let mut scheduler = Scheduler::new(Turns::Bytes, 0, MOST);
+    for id in 0..3 {
+        scheduler.set(0, PortId(id), Share::default());
+        scheduler.has_frames(PortId(id));
+    }
+    let mut frames = [0u32; 3];
+    for _ in 0..30_000 {
+        let Next::Read(id) = scheduler.next(0) else { panic!("all have frames") };
+        frames[usize::from(id.0)] += 1;
+        scheduler.charge(0, id, on_the_wire(700));
+        if random.one_in(4) {
+            scheduler.pause(PortId(0));
+            scheduler.has_frames(PortId(0));
+        }
+    }
+    assert!((3_000..=10_200).contains(&frames[0]), "{frames:?}");
 }

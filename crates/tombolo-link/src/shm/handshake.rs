@@ -76,6 +76,7 @@ impl Message {
     }
 }
 
+#[cfg(feature = "fuzzing")]
 /// Any bytes as one of these messages: no panic, and what is one survives being written again.
 pub fn fuzz(bytes: &[u8]) {
     if let Ok(message) = Message::decode(bytes) {
@@ -83,6 +84,7 @@ pub fn fuzz(bytes: &[u8]) {
     }
 }
 
+#[cfg(feature = "fuzzing")]
 /// One of each kind.
 pub fn samples() -> [(&'static str, Vec<u8>); 3] {
     [

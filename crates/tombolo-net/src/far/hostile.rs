@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
+use tombolo_control::Trust;
 use tombolo_core::nic::offload::OFFLOAD_BYTES;
 use tombolo_core::nic::pipe::RECORD_HEAD_BYTES;
 use tombolo_core::nic::{Mode, Turns};
@@ -195,7 +196,7 @@ fn refused(client: &Client, name: &str) -> BTreeMap<String, u64> {
 
 fn run(seed: u64, path: &Path, address: &Address) {
     let mut random = Random::new(seed);
-    let client = Client::connect(path).unwrap();
+    let client = Client::connect(path, Trust::Own).unwrap();
     // Nobody chooses an address: it could be the gateway's.
     let chosen = Port { mac: "02:00:00:00:00:01".into(), ..port("chooser") };
     let how = Coalescing { frames: 1, after_ns: 0, is_adaptive: false };

@@ -115,7 +115,7 @@ impl Node {
 
     /// The status of this node from entry `from` on, as many entries as fit into `max_bytes`; and where the next
     /// part begins, if there is more.
-    fn status_part(&self, from: u64, counters: bool, max_bytes: usize) -> (NodeStatus, Option<u64>) {
+    pub fn status_part(&self, from: u64, counters: bool, max_bytes: usize) -> (NodeStatus, Option<u64>) {
         let mut connections = self.peers();
         connections.sort_by_key(|connection| connection.id);
         let mut status = self.status_head();

@@ -191,7 +191,7 @@ impl NodeStatus {
     }
 
     /// The next part of it.
-    pub(crate) fn append(&mut self, part: Self) {
+    pub fn append(&mut self, part: Self) {
         self.borrowers.extend(part.borrowers);
         self.neighbours.extend(part.neighbours);
         self.programs.extend(part.programs);
@@ -205,7 +205,14 @@ impl NodeStatus {
 
     /// What another node has sent, with harmless text.
     pub(crate) fn parse(text: &str) -> Result<Self, serde_json::Error> {
-        let mut value = serde_json::from_str(text)?;
+        Self::from_json(serde_json::from_str(text)?)
+    }
+
+    /// What a node has said, with harmless text.
+    ///
+    /// # Errors
+    /// It is no status.
+    pub fn from_json(mut value: Value) -> Result<Self, serde_json::Error> {
         make_harmless(&mut value);
         serde_json::from_value(value)
     }

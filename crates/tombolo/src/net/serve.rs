@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use tombolo_control::Trust;
+use tombolo_control::place::{self, Kind};
 use tombolo_core::nic::{Mode, Turns};
 use tombolo_host::service;
 use tombolo_host::stops::stop_on_signals;
@@ -14,11 +16,11 @@ use tombolo_net::serve::{Options, Owner};
 use tracing::warn;
 
 use super::coalesce::CoalesceArguments;
-use super::{STOP, SUFFIX, is_over, path_of, show};
+use super::{STOP, is_over, path_of, show};
 use crate::failure::Failure;
 use crate::log::LogArguments;
 use crate::security::SecurityArguments;
-use crate::{local, metrics, output};
+use crate::{metrics, output};
 
 /// Arguments of `tombolo net serve`.
 #[derive(Args)]
@@ -107,21 +109,19 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         coalescing: arguments.coalesce.get(),
         allowances: arguments.ports.clone(),
     };
+    let own = place::listen(&std::process::id().to_string(), |stem| place::bind(Kind::UPLINK, stem));
     let own =
-        local::usable_directory().map(|directory| directory.join(format!("{}{SUFFIX}", std::process::id())));
-    if let Err(reason) = &own {
-        warn!("commands without --from do not find this uplink: {reason}");
-    }
+        own.inspect_err(|reason| warn!("commands without --from do not find this uplink: {reason}")).ok();
     let near: Vec<&Path> = near.iter().map(PathBuf::as_path).collect();
-    let mut owner = Owner::open(&options, &near, own.as_deref().ok())?;
+    // Nobody else fills the queue of the one that is its own.
+    let asked_at = own.as_ref().map(|own| own.path().to_path_buf());
+    let asked_at = asked_at.or_else(|| near.first().map(|path| path.to_path_buf()));
+    let mut owner = Owner::open(&options, &near, own)?;
     if let Some(address) = arguments.metrics {
-        // Nobody else fills the queue of the one that is its own.
-        let path = own.as_deref().ok().or(near.first().copied());
-        let path = path.ok_or_else(|| Failure::new("metrics need a socket: --listen shm:PATH, too"))?;
-        let path = path.to_path_buf();
+        let path = asked_at.ok_or_else(|| Failure::new("metrics need a socket: --listen shm:PATH, too"))?;
         let at = metrics::serve(address, move || {
             // While the owner ends, there is nothing to tell.
-            let found = Client::connect(&path).ok().and_then(|client| show::all(&client).ok());
+            let found = Client::connect(&path, Trust::Own).ok().and_then(|client| show::all(&client).ok());
             found.map(|(uplink, ports)| metrics::of_net(&uplink, &ports)).unwrap_or_default()
         })?;
         tracing::info!("metrics are at http://{at}/metrics");

@@ -78,7 +78,7 @@ fn the_only_node_of_a_machine_is_asked_without_an_address() {
         let path = machine.scratch.path().join("nodes").join(name);
         fs::metadata(path).unwrap().permissions().mode() & 0o777
     };
-    assert_eq!((mode("one.sock"), mode("")), (0o600, 0o700));
+    assert_eq!(["one.sock", "one.node", ""].map(mode), [0o600, 0o600, 0o700]);
     node.signal(Signal::TERM);
     assert_eq!(node.wait(PATIENCE).code(), 0);
     assert_eq!(machine.sockets(), Vec::<String>::new());
@@ -131,7 +131,8 @@ fn of_several_nodes_one_is_named_and_a_live_one_never_replaced() {
     let first = machine.node("twin", "1M");
     let second = machine.node("twin", "2M");
     let _third = machine.node("../a b", "3M");
-    assert_eq!(machine.sockets(), ["_a_b.sock", "twin-2.sock", "twin.sock"]);
+    let sockets = ["_a_b.node", "_a_b.sock", "twin-2.node", "twin-2.sock", "twin.node", "twin.sock"];
+    assert_eq!(machine.sockets(), sockets);
     let outcome = machine.run(&["status"]);
     outcome.assert_one_line(125, "3 nodes run on this machine");
     for node in [format!("twin (process {})", first.pid()), format!("twin-2 (process {})", second.pid())] {
@@ -143,8 +144,12 @@ fn of_several_nodes_one_is_named_and_a_live_one_never_replaced() {
     // One that was killed leaves its socket; the next of its name takes it over.
     first.signal(Signal::KILL);
     first.wait(PATIENCE);
-    assert!(machine.sockets().contains(&"twin.sock".to_owned()));
+    assert!(machine.sockets().contains(&"twin.node".to_owned()));
     machine.run(&["status", "twin"]).assert_one_line(125, "no node `twin`");
+    assert!(
+        !machine.sockets().contains(&"twin.node".to_owned()),
+        "a command that finds a dead one removes it"
+    );
     let _again = machine.node("twin", "4M");
     for (which, lend_mib) in [("twin", 4), ("twin-2", 2)] {
         assert_eq!(machine.status(&[which])["lend_bytes"], lend_mib << 20, "{which}");
@@ -160,6 +165,8 @@ fn a_node_whose_socket_cannot_be_made_says_so_and_lends() {
     let node = machine.node("one", "1M");
     node.errors_with("nobody else can write to", PATIENCE);
     assert_eq!(machine.sockets(), Vec::<String>::new());
+    let outcome = machine.run(&["ps"]);
+    assert!(outcome.stderr.contains("nodes is not of this user or root alone"), "{}", outcome.stderr);
 }
 
 #[test]
@@ -253,7 +260,10 @@ fn all_that_runs_here_is_listed() {
     let has = |words: &[&str]| text.lines().any(|line| words.iter().all(|word| line.contains(word)));
     assert!(has(&["hold", "lender"]) && has(&["lender", " MiB"]) && has(&["up0", "web"]), "{text}");
     let programs = list(&["programs"]);
-    assert_eq!((&programs["nodes"], &programs["uplinks"]), (&serde_json::json!([]), &serde_json::json!([])));
+    assert_eq!((programs.get("nodes"), programs.get("uplinks")), (None, None), "not asked for");
+    let text = machine.run(&["top", "--count", "1"]).text();
+    let has = |words: &[&str]| text.lines().any(|line| words.iter().all(|word| line.contains(word)));
+    assert!(has(&["lender", "active"]) && has(&["NODE", "IN/S"]) && has(&["up0", "web"]), "{text}");
     // The owner is killed, and the node is stopped.
     owner.signal(Signal::KILL);
     owner.wait(PATIENCE);
@@ -267,6 +277,7 @@ fn all_that_runs_here_is_listed() {
     );
     assert_eq!(left["programs"][0]["run_pid"], run.pid(), "{left:#}");
     assert!(outcome.stderr.contains("node `lender` does not answer"), "{}", outcome.stderr);
+    assert_eq!((&left["silent"][0]["kind"], &left["silent"][0]["name"]), (&"nodes".into(), &"lender".into()));
     lender.signal(Signal::CONT);
     drop(port);
 }
