@@ -15,7 +15,7 @@ use tombolo_node::{Address, Security};
 use crate::client::{AskError, Client};
 use crate::device::{Device, DeviceName};
 use crate::far::{FarError, FarOwner};
-use crate::protocol::{Answer, Ask, NAME_TAKEN, Port};
+use crate::protocol::{Answer, Ask, Port};
 
 /// A port that is attached, or was and will be again.
 pub struct Attached {
@@ -69,9 +69,7 @@ impl Attached {
         loop {
             match attached.connect() {
                 // An earlier process of this port at this machine may have ended just now.
-                Err(AttachError::Far(FarError::Refused(reason)))
-                    if reason.starts_with(NAME_TAKEN) && since.elapsed() < NAME_TIMEOUT =>
-                {
+                Err(AttachError::Far(FarError::NameTaken(_))) if since.elapsed() < NAME_TIMEOUT => {
                     std::thread::sleep(RETRY_INTERVAL);
                 }
                 connected => return connected.map(|()| attached),
@@ -86,10 +84,10 @@ impl Attached {
 
     fn connect(&mut self) -> Result<(), AttachError> {
         let connected = self.connect_as_it_is();
-        if connected
-            .as_ref()
-            .is_err_and(|error| error.is_refusal() && !error.to_string().starts_with(NAME_TAKEN))
-        {
+        let is_refused = |error: &AttachError| {
+            matches!(error, AttachError::Ask(AskError::Refused(_)) | AttachError::Far(FarError::Refused(_)))
+        };
+        if connected.as_ref().is_err_and(is_refused) {
             // What an earlier owner has given may not be what this one gives.
             self.port.mac.clone_from(&self.wanted_mac);
         }
@@ -256,6 +254,10 @@ pub enum AttachError {
 impl AttachError {
     /// Whether the owner has answered that it does not take the port.
     fn is_refusal(&self) -> bool {
-        matches!(self, Self::Ask(AskError::Refused(_)) | Self::Far(FarError::Refused(_)))
+        matches!(
+            self,
+            Self::Ask(AskError::Refused(_) | AskError::NameTaken(_))
+                | Self::Far(FarError::Refused(_) | FarError::NameTaken(_))
+        )
     }
 }

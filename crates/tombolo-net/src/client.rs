@@ -7,6 +7,7 @@ use std::time::Duration;
 use tombolo_control::{AskError as ControlError, Trust};
 use tombolo_host::timing::net::OWNER_TIMEOUT;
 use tombolo_host::unix::{PeerIdentity, UnixError};
+use tombolo_node::harmless_reason;
 
 use crate::protocol::{Answer, Ask, VERSION};
 
@@ -25,6 +26,9 @@ pub enum AskError {
     /// It does not do it.
     #[error("{0}")]
     Refused(String),
+    /// It has another port of that name.
+    #[error("{0}")]
+    NameTaken(String),
 }
 
 impl From<ControlError> for AskError {
@@ -59,13 +63,14 @@ impl Client {
         Ok(self.0.peer()?)
     }
 
-    /// Asks, and waits for the answer.
+    /// Asks, and waits for the answer. What any user may have written at the other end does nothing to a terminal.
     ///
     /// # Errors
     /// [`AskError`].
     pub fn ask(&self, ask: Ask, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, AskError> {
         match self.0.ask(VERSION, &ask, descriptors, OWNER_TIMEOUT)? {
-            Answer::Refused(reason) => Err(AskError::Refused(reason)),
+            Answer::Refused(reason) => Err(AskError::Refused(harmless_reason(&reason))),
+            Answer::NameTaken(reason) => Err(AskError::NameTaken(harmless_reason(&reason))),
             answer => Ok(answer),
         }
     }

@@ -18,8 +18,8 @@ use crate::allowance::{Listed, Whom, claims_nothing, given_mac};
 use crate::far::RING_BYTES;
 use crate::frames::End;
 use crate::protocol::{
-    Answer, Ask, Changes, Counters, Driver, NAME_TAKEN, PORTS_AT_ONCE, Port, PortStatus, Register, Traffic,
-    UPLINK, UplinkStatus, VERSION, Vlans,
+    Answer, Ask, Changes, Counters, Driver, PORTS_AT_ONCE, Port, PortStatus, Register, Traffic, UPLINK,
+    UplinkStatus, VERSION, Vlans,
 };
 use crate::refusals::Refusals;
 use crate::worker::{Handle, Worker};
@@ -356,7 +356,8 @@ impl Control {
             return Err("this connection has attached a port already".into());
         }
         if self.ports.contains_key(&port.name) {
-            return Err(format!("{NAME_TAKEN} {}: choose a name with --name", port.name));
+            let reason = format!("another port is called {}: choose a name with --name", port.name);
+            return Ok(Answer::NameTaken(reason));
         }
         let mut ends = Vec::new();
         let (peer, node) = match asker {

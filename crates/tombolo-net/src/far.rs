@@ -43,6 +43,9 @@ pub enum FarError {
     /// The owner does not do it.
     #[error("{0}")]
     Refused(String),
+    /// It has another port of that name.
+    #[error("{0}")]
+    NameTaken(String),
     /// It does not answer.
     #[error("the owner has not answered within {} s", OWNER_TIMEOUT.as_secs())]
     TimedOut,
@@ -173,6 +176,7 @@ impl FarOwner {
         let answer = answer.ok_or(FarError::TimedOut)?.map_err(FarError::Ended)?;
         match serde_json::from_slice(&answer) {
             Ok(Answer::Refused(reason)) => Err(FarError::Refused(harmless_reason(&reason))),
+            Ok(Answer::NameTaken(reason)) => Err(FarError::NameTaken(harmless_reason(&reason))),
             Ok(answer) => Ok((far, answer)),
             Err(error) => Err(FarError::Ended(format!("the owner's answer cannot be read: {error}"))),
         }

@@ -13,8 +13,6 @@ pub use tombolo_control::MESSAGE_BYTES_MAX;
 pub const PORTS_AT_ONCE: usize = 8;
 /// What the uplink is called where ports are named.
 pub const UPLINK: &str = "uplink";
-/// The begin of why a port is refused whose name another one has, which may be about to go.
-pub const NAME_TAKEN: &str = "another port is called";
 /// Of this file. An owner refuses what it does not know.
 pub const VERSION: u16 = 1;
 
@@ -183,8 +181,10 @@ pub enum Answer {
     Uplink(Box<UplinkStatus>),
     /// It is done.
     Done,
-    /// It is not done.
+    /// It is not done, for this reason.
     Refused(String),
+    /// A port is not attached, since another one has its name, which may be about to go: what to say of that.
+    NameTaken(String),
 }
 
 /// Frames of one direction.

@@ -124,8 +124,7 @@ fn connect(address: &Address) -> Result<Client, Failure> {
 /// Asks an owner for something.
 fn ask(client: &Client, question: Ask) -> Result<Answer, Failure> {
     client.ask(question, &[]).map_err(|error| match error {
-        // Any user may listen at that path.
-        AskError::Refused(reason) => Failure::new(tombolo_node::harmless_reason(&reason)),
+        AskError::Refused(reason) | AskError::NameTaken(reason) => Failure::new(reason),
         error => Failure::new(format!("the owner of the uplink does not answer: {error}")),
     })
 }
