@@ -7,6 +7,10 @@ use crate::licences;
 pub fn main() -> Result<(), String> {
     run(cargo().args(["fmt", "--all", "--check"]))?;
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]))?;
+    // Built alone, each has only the features that it asks for.
+    for package in ["tombolo", "tombolo-bench"] {
+        run(cargo().args(["clippy", "--package", package, "--", "--deny", "warnings"]))?;
+    }
     run(cargo()
         .args(["doc", "--workspace", "--no-deps", "--document-private-items"])
         .env("RUSTDOCFLAGS", "--deny warnings"))?;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tombolo_host::unix::{PeerIdentity, SeqpacketSocket, UnixError, UntrustedUser};
@@ -13,6 +14,8 @@ use crate::message::{MESSAGE_BYTES_MAX, Request};
 
 /// Between two attempts to connect where the queue of connections is full, and to pass descriptors that are not taken yet.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Between two attempts where a service has as many clients as it takes.
+const PAUSE_WHERE_FULL: Duration = Duration::from_millis(20);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -27,7 +30,7 @@ pub enum AskError {
     #[error("the answer cannot be read: {0}")]
     NoAnswer(#[from] serde_json::Error),
     /// It has said nothing for so long.
-    #[error("no answer within {} s", .0.as_secs())]
+    #[error("no answer within {:?}", .0)]
     TimedOut(Duration),
 }
 
@@ -40,10 +43,42 @@ pub enum Trust {
     Anybody,
 }
 
+/// Connects, asks, and waits for the answer. A service that has as many clients as it takes hangs up at once: then this is tried again.
+///
+/// # Errors
+/// [`AskError`].
+pub fn ask_once<A: Serialize, R: DeserializeOwned>(
+    path: &Path,
+    trust: Trust,
+    version: u16,
+    ask: &A,
+    timeout: Duration,
+) -> Result<R, AskError> {
+    let since = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(since.elapsed());
+        let asked = Client::connect(path, trust, left).and_then(|client| client.ask(version, ask, &[], left));
+        match asked {
+            Err(AskError::Socket(UnixError::Closed)) if since.elapsed() < timeout => {
+                std::thread::sleep(PAUSE_WHERE_FULL);
+            }
+            Err(AskError::TimedOut(_)) => return Err(AskError::TimedOut(timeout)),
+            asked => return asked,
+        }
+    }
+}
+
 /// A connection to a service.
 #[derive(Debug)]
 pub struct Client {
     socket: SeqpacketSocket,
+}
+
+impl AskError {
+    /// Whether no process listens there any more.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Socket(UnixError::Path { errno: Errno::CONNREFUSED | Errno::NOENT, .. }))
+    }
 }
 
 impl Client {

@@ -1,7 +1,7 @@
 //! Where services listen for commands of their own user, and how commands find them: sockets in a directory that both know.
 //!
-//! A socket is called `NAME.KIND`. While a live service has the name, the next one of its kind is called `NAME-2`, and so on; the socket of a
-//! dead one is replaced by the next service of that name, and removed by a command that finds it.
+//! A socket is called `NAME.KIND`. While a live service has the name, the next one of its kind is called `NAME-2`, and so on. The socket of a
+//! dead one is replaced by the next service of that name, or removed by a command that finds it.
 
 use std::env;
 use std::ffi::OsString;
@@ -113,26 +113,32 @@ pub struct Found {
 pub struct Finds {
     /// Sockets of that kind at which somebody listens.
     pub found: Vec<Found>,
-    /// Directories that are there and were not looked into, with the reason.
+    /// Directories that were not looked into although this user's services may be there, with the reason.
     pub refused: Vec<String>,
 }
 
-/// Looks for services of that kind that this user or root runs. Sockets of dead ones are removed.
+/// Looks for services of that kind in this user's directories; only what this user or root has made there counts. Sockets of dead ones are
+/// removed.
 pub fn find(kind: Kind) -> Finds {
     let mut finds = Finds::default();
-    for directory in directories() {
-        find_in(&directory, kind, &mut finds);
+    for (number, directory) in directories().iter().enumerate() {
+        // Anybody can make the others, which says nothing of this user's services.
+        let is_first = number == 0;
+        find_in(directory, kind, is_first, &mut finds);
     }
     finds.found.sort_by(|one, other| one.name.cmp(&other.name));
     finds
 }
 
-fn find_in(directory: &Path, kind: Kind, finds: &mut Finds) {
+fn find_in(directory: &Path, kind: Kind, is_first: bool, finds: &mut Finds) {
     match is_of(directory, &[own_user_id(), 0]) {
         Ok(true) => {}
         Ok(false) => {
-            let directory = directory.display();
-            finds.refused.push(format!("{directory} is not of this user or root alone"));
+            let is_own = || fs::symlink_metadata(directory).is_ok_and(|found| found.uid() == own_user_id());
+            if is_first || is_own() {
+                let directory = directory.display();
+                finds.refused.push(format!("{directory} is not of this user or root alone"));
+            }
             return;
         }
         Err(error) => {
@@ -154,6 +160,23 @@ fn find_in(directory: &Path, kind: Kind, finds: &mut Finds) {
         if !remove_dead(&path).unwrap_or(false) {
             let stem = directory.join(&name);
             finds.found.push(Found { name, stem, path });
+        }
+    }
+}
+
+/// Removes dead sockets of that kind whose services have none of another kind, which are `alive`.
+pub fn remove_dead_besides(kind: Kind, alive: &[Found]) {
+    for directory in directories() {
+        if !is_of(&directory, &[own_user_id(), 0]).is_ok_and(|is_private| is_private) {
+            continue;
+        }
+        for path in fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            if path.extension() == Some(kind.0.as_ref())
+                && !alive.iter().any(|found| kind.path(&found.stem) == path)
+            {
+                // What cannot be removed does no harm.
+                let _ = remove_dead(&path);
+            }
         }
     }
 }
@@ -204,7 +227,7 @@ pub fn file_name(name: &str) -> String {
     let mut name: String = name.chars().map(|letter| if allowed(letter) { letter } else { '_' }).collect();
     name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
     match name.trim_start_matches('.') {
-        "" => "node".into(),
+        "" => "unnamed".into(),
         shown => shown.into(),
     }
 }
@@ -232,7 +255,7 @@ mod tests {
 
     fn look(directory: &Path) -> (Vec<String>, usize) {
         let mut finds = Finds::default();
-        find_in(directory, Kind::NODE, &mut finds);
+        find_in(directory, Kind::NODE, true, &mut finds);
         (finds.found.into_iter().map(|found| found.name).collect(), finds.refused.len())
     }
 
@@ -253,6 +276,10 @@ mod tests {
             fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
             std::os::unix::fs::chown(&directory, Some(65534), None).unwrap();
             assert_eq!(look(&directory), (Vec::new(), 1));
+            // Where services of this user are looked for besides, anybody can make a directory.
+            let mut finds = Finds::default();
+            find_in(&directory, Kind::NODE, false, &mut finds);
+            assert!(finds.found.is_empty() && finds.refused.is_empty(), "{finds:?}");
         }
         fs::remove_file(&link).unwrap();
         fs::remove_dir_all(&directory).unwrap();
@@ -263,7 +290,7 @@ mod tests {
         assert_eq!(file_name("one.example-2_b"), "one.example-2_b");
         assert_eq!(file_name("../a b/\n"), "_a_b__");
         assert_eq!(file_name("...a"), "a");
-        assert_eq!([file_name(""), file_name("..")], ["node", "node"]);
+        assert_eq!([file_name(""), file_name("..")], ["unnamed", "unnamed"]);
         let long = file_name(&"é".repeat(100));
         assert!(long.len() <= NAME_BYTES_MAX);
         // By which it is found again.

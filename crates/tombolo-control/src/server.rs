@@ -31,8 +31,8 @@ pub trait Service: Send + Sync + 'static {
     fn refuse(&self, reason: String) -> Self::Answer;
 }
 
-/// Who is answered at once. One that asks all the time is one of them; the next is closed at once.
-const CLIENTS_MAX: u32 = 16;
+/// Clients that are connected at a time. A further one is hung up on.
+const CLIENTS_MAX: u32 = 64;
 /// Who says nothing for so long is closed. A bound, not a measurement.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 /// After a failure to accept: no descriptor is left, for instance.
@@ -90,9 +90,9 @@ fn accept<S: Service>(listener: &SeqpacketListener, stop: &Stop, service: &Arc<S
                     clients.fetch_sub(1, Ordering::Relaxed);
                     continue;
                 }
-                let (service, place) = (service.clone(), Place(clients.clone()));
+                let (service, seat) = (service.clone(), Seat(clients.clone()));
                 let serving = move || {
-                    let _place = place;
+                    let _seat = seat;
                     serve(&socket, &*service);
                 };
                 // Without a thread for it, it is hung up on.
@@ -108,10 +108,10 @@ fn accept<S: Service>(listener: &SeqpacketListener, stop: &Stop, service: &Arc<S
     }
 }
 
-/// One of those who are answered at once, until this is dropped.
-struct Place(Arc<AtomicU32>);
+/// One of the clients that are connected, until this is dropped.
+struct Seat(Arc<AtomicU32>);
 
-impl Drop for Place {
+impl Drop for Seat {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tombolo_control::{AskError, Client, MESSAGE_BYTES_MAX, Server, Service, Trust};
+use tombolo_control::{AskError, Client, MESSAGE_BYTES_MAX, Server, Service, Trust, ask_once};
 use tombolo_host::testing::{as_user, may_change_user};
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
@@ -169,7 +169,7 @@ fn another_user_is_neither_answered_nor_believed() {
     drop(listener);
 }
 
-/// What is longer than a message may be is not answered, and neither is what fits but for its end.
+/// A question longer than a message may be is not answered, not even its beginning.
 #[test]
 fn a_question_that_is_too_long_ends_its_connection_alone() {
     let service = Running::new("long");
@@ -189,7 +189,7 @@ fn a_question_that_is_too_long_ends_its_connection_alone() {
 /// Clients beyond the most are closed at once, and answered when there is room again.
 #[test]
 fn as_many_are_answered_at_once_as_there_is_room_for() {
-    const MOST: u32 = 16;
+    const MOST: u32 = 64;
     let service = Running::new("many");
     std::thread::scope(|scope| {
         let waiting: Vec<_> = (0..MOST).map(|_| scope.spawn(|| service.ask(3, "wait"))).collect();
@@ -198,7 +198,13 @@ fn as_many_are_answered_at_once_as_there_is_room_for() {
         }
         let further = service.ask(3, "quick");
         assert!(matches!(further, Err(AskError::Socket(UnixError::Closed))), "{further:?}");
+        let short = Duration::from_millis(100);
+        let refused = ask_once::<_, Value>(&service.path, Trust::Own, 3, &"quick", short);
+        assert!(matches!(refused, Err(AskError::Socket(UnixError::Closed))), "{refused:?}");
+        // One that tries again is answered.
+        let patient = scope.spawn(|| ask_once::<_, Value>(&service.path, Trust::Own, 3, &"quick", SOON));
         service.go.store(true, Ordering::SeqCst);
+        assert_eq!(patient.join().unwrap().unwrap(), json!({ "asked": "quick" }));
         for asked in waiting {
             assert_eq!(asked.join().unwrap().unwrap(), json!({ "asked": "wait" }));
         }

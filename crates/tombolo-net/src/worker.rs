@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use tombolo_core::nic::effort::Effort;
-use tombolo_core::nic::{self, Exchange, Origin, Outward, PortId, Step, Tag, Targets, Vlans};
+use tombolo_core::nic::{Exchange, Origin, Outward, PortId, Step, Tag, Targets, Vlans};
 use tombolo_host::cpu;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::timing::net::SHAPED_WAIT_MIN;
@@ -533,8 +533,7 @@ impl Worker {
                 return;
             }
         }
-        let wire_bytes_max = nic::wire_bytes_max(self.exchange.limits().segment_bytes_max);
-        if let Some(cut) = self.buffer.settle(wire_bytes_max) {
+        if let Some(cut) = self.buffer.settle(self.exchange.wire_bytes_max(Origin::Uplink)) {
             // Its pieces are read next.
             let spare = self.spare.take().unwrap_or_default();
             self.uplink_segment = Some(Box::new(Segment::new(&mut self.buffer, spare, cut, 0)));
@@ -642,7 +641,7 @@ impl Worker {
             }
         };
         if piece_of.is_none()
-            && let Some(cut) = self.buffer.settle(nic::wire_bytes_max(self.exchange.limits().segment_bytes()))
+            && let Some(cut) = self.buffer.settle(self.exchange.wire_bytes_max(Origin::Port(id)))
         {
             let spare = self.spare.take().unwrap_or_default();
             let segment = port.segment.insert(Box::new(Segment::new(&mut self.buffer, spare, cut, queue)));

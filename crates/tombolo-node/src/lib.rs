@@ -1,6 +1,6 @@
 //! The node: lends memory, borrows it, drives the engine.
 //!
-//! Its files lie in rooms. A room calls only rooms below it; `tests/rooms.rs` checks that.
+//! Its files lie in layers called rooms. A room calls only rooms below it. `tests/rooms.rs` checks that.
 //!
 //! ```text
 //!   far         memory of other nodes: borrowed pages, copies to and from named segments, pings

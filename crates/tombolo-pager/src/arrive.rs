@@ -1,4 +1,4 @@
-//! What far memory reports: pages that arrive, and lenders that are lost.
+//! Handles the events of far memory: pages that arrive, lenders that are lost, links that change.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,16 +15,16 @@ use crate::serve::CHANGES_MAX;
 use crate::space::{Space, Table};
 use crate::stats::Counters;
 
-/// Pages that are looked at before others may look at slots: some ten microseconds.
+/// Pages that are examined before other threads may lock the slots: some ten microseconds.
 const SCANNED_AT_ONCE: usize = 4096;
 
-/// Names an operation of a space to far memory.
+/// The ticket that names an operation of a space to far memory.
 pub(crate) fn ticket(space: &Space, operation: Page) -> u64 {
     PageName::new(space.index, operation).word()
 }
 
 impl Pager {
-    /// Does something with far memory, and deals with what that has to say then.
+    /// Calls `work` on far memory, and handles the events that follow.
     pub(crate) fn attend_far(&self, work: impl FnOnce(&dyn FarMemory)) {
         let far = &*self.far;
         far.events().attend(
@@ -34,7 +34,7 @@ impl Pager {
                     while let Some(event) = events.take() {
                         self.far_event(event);
                     }
-                    // Reads that have waited for a buffer.
+                    // Sends reads that have waited for a buffer.
                     if far.slots().has_actions() {
                         far.flush();
                     }
@@ -43,7 +43,7 @@ impl Pager {
         );
     }
 
-    /// Sends what waits to be sent.
+    /// Sends what waits to be sent to lenders.
     pub(crate) fn flush_far(&self) {
         self.attend_far(|far| far.flush());
     }
@@ -74,7 +74,8 @@ impl Pager {
         }
     }
 
-    /// A read of far memory has ended; `source` is where the page is. `since` then a thread has waited for it.
+    /// Handles the end of a read of far memory. `source`: address of the page's contents, `None` if the read failed.
+    /// `since`: when a thread began to wait for the page.
     pub(crate) fn arrived(&self, ticket: u64, source: Option<u64>, since: Option<Instant>) {
         let name = PageName::from_word(ticket);
         let Some(space) = self.space(name.space()) else { return };
@@ -87,7 +88,7 @@ impl Pager {
             }
             let Some(source) = source else {
                 if !entry.is_discarded() {
-                    // What could not be had for another reason is not lost with the next lender that goes.
+                    // A page that failed for another reason is not counted as lost with the next lender that is lost.
                     let is_lost = entry.slot().is_some_and(|slot| self.far.slots().is_lost(slot));
                     table.lost_on_the_way += u64::from(is_lost);
                     self.say_once(
@@ -102,9 +103,9 @@ impl Pager {
             if !entry.is_discarded() {
                 match space.map(table, page, source, 1, protect) {
                     Ok(_) => woken = true,
-                    // A fork left it (see `Table::fork`): what is there is the program's.
+                    // A fork left the page there (see `Table::fork`): it is the program's.
                     Err(UffdError::Exists(_)) => present = true,
-                    // It was unmapped, and the kernel will tell.
+                    // The range was unmapped, and an event will tell.
                     Err(UffdError::NotMapped | UffdError::Gone) => {}
                     Err(UffdError::Again(_)) => {
                         if self.read_change(&space, table) {
@@ -112,7 +113,8 @@ impl Pager {
                         }
                         break;
                     }
-                    // What is far stays there; a thread that waits faults again, as after any fault without memory.
+                    // The page stays far. A thread that waits faults again, as after any fault for which the kernel has no
+                    // memory.
                     Err(error) if error.is_out_of_memory() && entry.slot().is_some() => {
                         return self.fetch_put_off(&space, table, name.page());
                     }
@@ -153,7 +155,7 @@ impl Pager {
             return;
         }
         drop(guard);
-        // The source is there during this call only.
+        // The contents are at `source` during this call only.
         if let Some(source) = source {
             let mut contents = Box::new(PageBuffer([0; PAGE_BYTES as usize]));
             if process::read_exactly(std::process::id(), source, &mut contents.0).is_ok() {
@@ -168,7 +170,7 @@ impl Pager {
         }
     }
 
-    /// There is no memory for a page: it is far as before.
+    /// Ends a fetch for which the kernel has no memory: the page is far as before.
     fn fetch_put_off(&self, space: &Arc<Space>, table: &mut Table, began: Page) {
         let finished = {
             let mut slots = self.far.slots();
@@ -183,7 +185,7 @@ impl Pager {
         }
     }
 
-    /// A page cannot be fetched: mostly, its lender is gone.
+    /// Ends a fetch that has failed, mostly because the page's lender is gone: the page is lost.
     fn fetch_failed(&self, space: &Arc<Space>, table: &mut Table, began: Page) {
         let (_, entry) = table.states.operation(began);
         let is_discarded = entry.is_discarded();
@@ -203,33 +205,34 @@ impl Pager {
         }
     }
 
-    /// Links have come or gone.
+    /// Updates the poll sets after links have come or gone.
     fn poll_links(&self) {
-        // Each takes the links as they are, and none that were before over those.
+        // Under one lock, so that no caller overwrites newer links with the ones it saw earlier.
         let _in_order = self.polling.lock();
         for poll in &self.polls {
             poll.set_far(&*self.far);
         }
     }
 
-    /// One of several links to a lender is gone. The others carry its pages.
+    /// Handles the loss of one of several links to a lender. The other links carry its pages.
     fn path_gone(&self, address: &str, why: &str) {
         self.poll_links();
         (self.notify)(&format!("the link to {address} is gone ({why}); others to that lender are left"));
     }
 
-    /// A lender is gone. Every process that had pages there, and nowhere else, gets SIGBUS now: its memory is not
-    /// whole any more.
+    /// Handles the loss of a lender. Every process that had pages there and nowhere else gets SIGBUS now: its memory is
+    /// incomplete.
     fn lender_gone(&self, who: &str, why: &str) {
         self.poll_links();
         let mut hurt = Vec::new();
         for space in self.all_spaces() {
             let mut table = space.lock();
-            // Those that were on their way are counted when that is known of each.
+            // Pages on their way here are counted in `lost_pages` when their fetches fail, so they are not counted in it
+            // here.
             let (mut lost, mut on_the_way) = (0, std::mem::take(&mut table.lost_on_the_way));
-            // These are counted as lost when they are found so.
+            // These pages are counted in `lost_pages` when they are found lost.
             let mut leaving = 0;
-            // Others need the slots meanwhile.
+            // In pieces, since other threads need the slots meanwhile.
             for entries in table.states.all().chunks(SCANNED_AT_ONCE) {
                 let mut slots = self.far.slots();
                 for &(page, entry) in entries {
@@ -238,7 +241,7 @@ impl Pager {
                     }
                     match entry.state() {
                         State::Remote => {
-                            // It is not counted once more with the next lender.
+                            // In the state `Lost`, the page is not counted again with the next lender.
                             table.states.lost(page, &mut slots);
                             lost += 1;
                         }
@@ -259,7 +262,7 @@ impl Pager {
         if hurt.is_empty() {
             let what = match untold * PAGE_BYTES / 1024 {
                 0 => "nothing of the program is lost with it".to_owned(),
-                // It has touched one of those pages already, and has ended by that.
+                // A process touched one of the lost pages before this message, and has ended by that.
                 kib => format!("and with it {kib} KiB of what has ended"),
             };
             (self.notify)(&format!("lender {who} is gone ({why}); {what}"));
@@ -272,8 +275,7 @@ impl Pager {
                 (None, Some(parent)) => format!("a child of process {parent}"),
                 (None, None) => "a process that has ended".to_owned(),
             };
-            // Before anything is said. A child that has had no agent gets its SIGBUS when it touches one of those
-            // pages.
+            // Before the message. A child that has had no agent gets its SIGBUS when it touches one of the lost pages.
             if let Some(program) = program {
                 let _ = process::signal(&program.pidfd, libc::SIGBUS);
             }

@@ -1,4 +1,4 @@
-//! Where agents say hello and where their end is noticed.
+//! The reception: agents say hello here, and their end is noticed here.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,13 +27,13 @@ use crate::space::{Agent, Program, Space};
 use crate::stats::Counters;
 use tombolo_pager_protocol::{ABSTRACT_NAME, CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
 
-/// Marks the listeners, beside their index.
+/// Mark the listeners' events. Other events carry the index of a space.
 const LISTENERS: [u64; 2] = [u64::MAX, u64::MAX - 2];
-/// Marks the descriptor that ends the reception.
+/// Marks events of the descriptor that ends the reception.
 const STOP: u64 = u64::MAX - 1;
-/// Marks the pidfd of a space's program, beside the index.
+/// Marks events of the pidfd of a space's program; added to the space's index.
 const PROGRAM: u64 = 1 << 32;
-/// Marks a socket whose agent has not said hello, beside its number.
+/// Marks events of a socket whose agent has not said hello; added to the socket's number.
 const STRANGER: u64 = 1 << 33;
 /// The features without which nothing can be served.
 pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
@@ -44,28 +44,29 @@ pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_THREAD_ID
     | uffd::FEATURE_POISON;
 
-/// Who has connected and not said hello.
+/// A connection whose agent has not said hello yet.
 struct Stranger {
     socket: OwnedFd,
     until: Instant,
 }
 
-/// The sockets that agents connect to: one with a path, and one without for those that cannot reach it.
+/// The thread with the sockets to which agents connect: one with a path, and one with an abstract name for agents that
+/// cannot reach the path.
 pub struct Reception {
     listeners: [OwnedFd; 2],
     epoll: OwnedFd,
     stop: Arc<OwnedFd>,
     pager: Arc<Pager>,
     directory: Arc<RunDirectory>,
-    /// What makes userfaultfds, lent to descendants that have not the privilege; where this process may open it.
+    /// `/dev/userfaultfd`, if this process may open it: lent to descendants without the privilege to make userfaultfds.
     device: Option<OwnedFd>,
 }
 
-/// What came of an agent's hello.
+/// Result of an agent's hello.
 enum Heard {
     /// Its address space is served.
     Attached,
-    /// It was lent the device, and says hello again.
+    /// The agent was lent the device, and will say hello again on this socket.
     Again(OwnedFd),
 }
 
@@ -74,7 +75,7 @@ impl Reception {
     pub fn new(directory: Arc<RunDirectory>, number: u64, pager: Arc<Pager>) -> io::Result<Self> {
         let path = &directory.socket();
         let listener = bind(&net::SocketAddrUnix::new(path)?)?;
-        // Programs may take another user; who may speak is looked at for each (`accept`).
+        // Programs may change their user, so every user may connect. Each connection is checked (`accept`).
         let mode = if process::may_change_user() { 0o666 } else { 0o600 };
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
         let name = [ABSTRACT_NAME, number.to_string().as_bytes()].concat();
@@ -91,7 +92,7 @@ impl Reception {
         Ok(Self { listeners, epoll, stop, pager, directory, device })
     }
 
-    /// An event descriptor; adding to it wakes the reception, which ends if the run is over.
+    /// An eventfd. Adding to it wakes the reception, which ends if the run is over.
     pub fn stopper(&self) -> Arc<OwnedFd> {
         self.stop.clone()
     }
@@ -108,7 +109,7 @@ impl Reception {
             let count = match epoll::wait(&self.epoll, &mut events[..], Some(&pause)) {
                 Ok(count) => count,
                 Err(rustix::io::Errno::INTR) => 0,
-                // Programs would wait for their agents for ever: the run ends, as by a panic.
+                // Programs would wait for their agents for ever, so the run ends, as after any panic.
                 Err(errno) => panic!("the reception cannot wait for agents: {errno}"),
             };
             for event in &events[..count] {
@@ -134,7 +135,7 @@ impl Reception {
                 }
             }
             let now = Instant::now();
-            // What lies unread was said in time.
+            // A hello that lies unread has come in time.
             let is_late = |stranger: &Stranger| {
                 let socket = stranger.socket.as_fd();
                 now >= stranger.until && event::wait_readable(&[socket], Some(Duration::ZERO)) == Ok(false)
@@ -159,13 +160,14 @@ impl Reception {
                 let since = Instant::now();
                 self.pager.look_for_unserved();
                 looked = Instant::now();
-                // Where there are very many processes, agents do not wait for this.
+                // With very many processes a search takes long. It is then made less often, so that agents need not wait
+                // for it.
                 look_pause = timing::MEMORY_CHECK_INTERVAL.max(50 * since.elapsed());
             }
         }
     }
 
-    /// The program of a space has ended.
+    /// Called when the program of a space has ended.
     fn program_ended(&self, index: u32) {
         let Some(space) = self.pager.space(index) else { return };
         if let Some(agent) = space.agent().or_else(|| space.retired_agent()) {
@@ -174,7 +176,7 @@ impl Reception {
         self.pager.close_space(&space);
     }
 
-    /// The agent's socket has hung up: it has no memory any more.
+    /// Called when an agent's socket has hung up: the agent has released its memory.
     fn hang_up(&self, index: u32) {
         let Some(space) = self.pager.space(index) else { return };
         let Some(agent) = space.detach() else { return };
@@ -184,13 +186,13 @@ impl Reception {
             return;
         }
         self.pager.room.set_limited(&space.account, false);
-        // What lies in its staging areas stays there: it pushes others out as little as its other pages.
+        // The pages in its staging areas stay there. Like its other pages, they do not count against the limit any more.
         space.clear_all_staged(&self.pager.room);
-        // There is room for those that wait for it.
+        // There may be room now for faults that wait for it.
         self.pager.evictor.ring();
         if !space.is_unused() {
-            // Somebody ended it, and what it was doing is known to the evictor alone; or its program has
-            // ended, and another process has its memory.
+            // Either the agent was killed, and only the evictor knows what it was doing. Or its program has ended, and
+            // another process has its memory.
             self.say_without_agent(&space, || format!("its agent ended: {}", agent.end()));
         }
     }
@@ -205,8 +207,8 @@ impl Reception {
         });
     }
 
-    /// Children that ended without an agent, and programs that executed another one: their agent
-    /// keeps the memory of before.
+    /// Closes the spaces of children that ended without an agent, and of programs that executed another one: their agent
+    /// keeps the old memory.
     fn sweep(&self) {
         for space in self.pager.all_spaces() {
             match space.agent() {
@@ -221,7 +223,7 @@ impl Reception {
         }
     }
 
-    /// Takes the next connection. Its agent mostly speaks at once; one that has no processor keeps nobody waiting.
+    /// Accepts the next connection. Its agent mostly says hello at once. An agent without a processor delays no other.
     fn accept(&self, listener: &OwnedFd, number: u32) -> Option<Stranger> {
         let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
         let socket = match net::accept_with(listener, flags) {
@@ -253,7 +255,7 @@ impl Reception {
         }
     }
 
-    /// An agent has said hello, or hung up. Returns its socket if it says hello again.
+    /// Receives an agent's hello, or its hang-up. Returns its socket if it will say hello again.
     fn receive(&self, socket: OwnedFd) -> Option<OwnedFd> {
         match self.attach(socket) {
             Ok(Heard::Attached) => {}
@@ -289,22 +291,22 @@ impl Reception {
         self.pager.keeper.program(&space, &program.pidfd);
         let agent = Arc::new(Agent::new(socket, process, hello.agent as u32, gate, program));
         if !agent.has_ended() {
-            // It was made by a thread that may be bound to one processor. Not being allowed to costs speed only.
+            // The agent was made by a thread that may be bound to one processor. If it cannot be moved, only speed is lost.
             let _ = process::place_thread(agent.pid, self.pager.home.processors());
         }
         self.welcome(&space, agent, Arc::new(memory)).map_err(|error| (None, error))?;
         Ok(Heard::Attached)
     }
 
-    /// A program without privileges may not make a userfaultfd that serves the kernel's accesses, too, unless it has the device open.
-    /// Returns whether a descendant that needs it has got it.
+    /// Lends the device to an agent that needs it. A program without privileges may make a userfaultfd that also serves the
+    /// kernel's accesses only by the device. Returns whether the device was lent.
     fn lend_device(&self, socket: &OwnedFd, hello: &Hello, process: &Program) -> bool {
         let is_refused = matches!(hello.error as i32, libc::EPERM | libc::EACCES);
         if hello.version != VERSION || hello.token != 0 || !is_refused {
             return false;
         }
         let Some(device) = &self.device else { return false };
-        // One of this user may open it, too.
+        // A process of this user may open the device itself.
         let own = rustix::process::geteuid().as_raw();
         let is_other = process::peer(socket.as_fd()).is_some_and(|(_, user)| user != own);
         if !is_other
@@ -339,7 +341,7 @@ impl Reception {
             return Err(io::Error::other("its hello does not name its program"));
         }
         let program = program_of(agent, &descriptors.remove(0))?;
-        // The program may have executed this one just now.
+        // The program may have executed this one just now, in the same process.
         for other in self.pager.all_spaces() {
             if other
                 .agent()
@@ -361,7 +363,8 @@ impl Reception {
             return Err(io::Error::other("its hello brought something else for a userfaultfd"));
         }
         let uffd = Userfaultfd::from_descriptor(descriptor);
-        // Others have it, too: a handler that waited in a read would keep every program waiting.
+        // Other threads and processes use the descriptor, too: a handler that waits in a read would keep every program
+        // waiting.
         uffd.set_nonblocking()?;
         uffd.enable(FEATURES)?;
         uffd.register(hello.control, CONTROL_PAGES as u64 * PAGE_BYTES)?;
@@ -374,8 +377,8 @@ impl Reception {
         Ok((space, gate, program))
     }
 
-    /// A range that a child did not inherit (`MADV_DONTFORK`) is none of ours: what the child maps there need not
-    /// be far, and must not be moved.
+    /// Forgets ranges that a child did not inherit (`MADV_DONTFORK`): what the child maps there need not be far, and must
+    /// not be moved.
     fn forget_what_was_not_inherited(&self, space: &Arc<Space>, agent: &Program) -> io::Result<()> {
         let (mut table, mapped) = self.pager.look_at_rest(space, |_| process::mappings(agent.pid))?;
         let mut mapped = mapped.into_iter().peekable();
@@ -385,7 +388,7 @@ impl Reception {
         for (first, end) in table.states.ranges_within(0, Page::MAX) {
             let mut at = first;
             while at < end {
-                // Mappings that end before this page do not matter to the following ones either.
+                // Mappings that end before this page do not matter for later pages, either.
                 while mapped.next_if(|mapped| mapped.end / PAGE_BYTES <= at).is_some() {}
                 let (start, stop) = mapped
                     .peek()
@@ -415,7 +418,7 @@ impl Reception {
             epoll::EventFlags::IN | epoll::EventFlags::ONESHOT,
         )?;
         {
-            // No command comes before: the agent would take it for the answer.
+            // Under the table's lock, so that no command is sent before the answer: the agent would take it for the answer.
             let table = space.lock();
             if table.closed {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -433,7 +436,7 @@ impl Reception {
     }
 }
 
-/// A socket for agents, bound and not listening yet.
+/// Creates a socket for agents, bound and not listening yet.
 fn bind(address: &net::SocketAddrUnix) -> io::Result<OwnedFd> {
     let (kind, flags) = (net::SocketType::SEQPACKET, net::SocketFlags::CLOEXEC);
     let socket = net::socket_with(net::AddressFamily::UNIX, kind, flags, None)?;
@@ -454,20 +457,20 @@ fn send_welcome(socket: impl AsFd, welcome: &Welcome, descriptor: impl AsFd) -> 
     Ok(())
 }
 
-/// Whether a peer may be an agent of the run: it is a process of this user, or a descendant of this process. The socket takes connections of
-/// all users, since programs of the run may have taken another user.
+/// Whether the process that has connected may be an agent of the run: it is a process of this user, or a descendant of this
+/// process. The socket takes connections of all users, since programs of the run may have changed their user.
 fn is_ours(socket: &OwnedFd) -> bool {
     let Some((pid, user)) = process::peer(socket.as_fd()) else { return false };
     if user == rustix::process::geteuid().as_raw() {
         return true;
     }
     let Ok(pidfd) = process::peer_pidfd(socket.as_fd(), pid) else { return false };
-    // While the process has not ended, its number is given to no other.
+    // As long as the process has not ended, no other process has its number.
     family::descends_from(pid, std::process::id()) && !process::has_ended(&pidfd)
 }
 
-/// The memory of an agent. It must have given up gaining privileges: its pages are read by its number, and were it to execute a
-/// set-user-id program, that program's secrets would be read.
+/// Opens the memory of an agent, which must be unable to gain privileges (`no_new_privs`). Its pages are read by its
+/// number: if it executed a set-user-id program, that program's secrets would be read.
 fn memory_of(agent: &Program) -> io::Result<Memory> {
     let gains_no_privileges = process::gains_no_privileges(agent.pid);
     let memory = Memory::of(agent.pid);
@@ -480,12 +483,12 @@ fn memory_of(agent: &Program) -> io::Result<Memory> {
     memory
 }
 
-/// The program whose memory an agent shares, and of which it has passed a pidfd.
+/// The program whose memory an agent shares. The agent has passed a pidfd of it.
 fn program_of(agent: &Program, named: &OwnedFd) -> io::Result<Program> {
     let gone = || io::Error::from(io::ErrorKind::UnexpectedEof);
     let pid = process::pid_of(named.as_fd())?.ok_or_else(gone)?;
     let pidfd = process::pidfd(pid).map_err(|_| gone())?;
-    // Held now, the number names nobody else; and it is the right process if it has the agent's memory.
+    // With the pidfd held, the number is no other process's. It is the right process if it has the agent's memory.
     match process::share_memory(agent.pid, pid) {
         _ if process::has_ended(&agent.pidfd) => Err(gone()),
         Some(true) => Ok(Program { pid, pidfd }),
@@ -502,7 +505,7 @@ fn hear(socket: &OwnedFd) -> io::Result<(Hello, Vec<OwnedFd>, Program)> {
     let mut parts = [io::IoSliceMut::new(&mut bytes)];
     let received = net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
     if received.bytes == 0 {
-        // It ended, or executed another program, before it said hello.
+        // The agent ended, or its program executed another one, before the hello.
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     if received.bytes != size_of::<Hello>() {

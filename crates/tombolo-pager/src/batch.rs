@@ -1,21 +1,22 @@
 //! How a batch of pages leaves a program.
 //!
-//! Pages are **moved** to the staging area (`UFFDIO_MOVE`, by the agent): from then on
-//! nobody writes them, and a thread that touches one waits. A *clean* page's contents are
-//! stored already, and it is gone. The others are read from there and saved unless they are
-//! zeroes. A page that a device or io_uring has pinned does not move, so a direct read into
-//! it is not lost, as it would be if the page were copied and dropped. (Of a mapping that is not writable, the kernel
-//! does not say whether a page is pinned.) Dropping pages of the program one at a time would also cost an event each.
+//! Pages are **moved** to the staging area (`UFFDIO_MOVE`, by the agent). From then on no thread writes them, and a thread
+//! that touches one waits. A *clean* page is stored already, so its eviction is done then. The other pages are read from
+//! the staging area and saved unless they hold only zeroes. A page that a device or io_uring has pinned does not move, so a
+//! direct read into it is not lost, as it would be if the page were copied and dropped. (For a mapping that is not
+//! writable, the kernel does not say whether a page is pinned.) Dropping pages of the program one at a time would also cost
+//! an event each.
 //!
-//! A page that a fork shares, or has shared, cannot be moved either. It is made this process's own, and tried again next, once.
+//! A page that a fork shares, or has shared, cannot be moved either. The agent makes it the process's own, and the evictor
+//! tries it once more next.
 //!
-//! Only a page of a mapping that is not writable is **kept** mapped, write-protected, while it is
-//! copied, and dropped afterwards; libc's calls that change mappings wait for the drop. Of a program that
-//! changes mappings by system calls of its own, such pages stay.
+//! Only a page of a mapping that is not writable is **kept** mapped, write-protected, while it is copied, and dropped
+//! afterwards. libc's calls that change mappings wait for the drop. If a program changes mappings by raw system calls, such
+//! pages stay.
 //!
-//! The agent answers when it can. Until then the batch waits, and others go on: the program
-//! may be frozen, and its agent with it. While lenders write a batch, agents move the next pages, where room is
-//! still short ([`UnderWay`](tombolo_core::pager::UnderWay)).
+//! The agent answers when it can: the program may be frozen, and its agent with it. Until then the batch waits, and other
+//! batches go on. While lenders write a batch, agents move the next pages, where room is still short
+//! ([`UnderWay`](tombolo_core::pager::UnderWay)).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,51 +42,51 @@ use crate::space::{Agent, Order, Space, Table, extend};
 use crate::stats::Counters;
 use tombolo_pager_protocol::{AREA_PAGES, Done};
 
-/// Pages of one batch.
+/// Most pages of one batch.
 pub const BATCH: usize = AREA_PAGES;
 
-/// Where the page is cannot be told. Above every error number.
+/// Status of a page that may or may not have been moved. Larger than every error number.
 const UNKNOWN: u8 = u8::MAX;
 const EBUSY: u8 = libc::EBUSY as u8;
 const EINVAL: u8 = libc::EINVAL as u8;
 const ENOENT: u8 = libc::ENOENT as u8;
 
-/// What came of claiming pages.
+/// Result of claiming pages.
 pub(crate) struct Claimed {
     pub(crate) victims: Vec<Victim>,
-    /// Why there are no more of them.
+    /// Why no more pages could be claimed.
     pub(crate) refused: Option<NoRoom>,
-    /// The staging area to which they go.
+    /// The staging area to which the pages go.
     pub(crate) area: Option<Area>,
 }
 
 /// Pages of one space that are to leave.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
-    /// In order.
+    /// Pages with names of their own, in order.
     pub(crate) chosen: Vec<Chosen>,
-    /// Those that share frames, in order.
+    /// Pages that share frames, in order.
     pub(crate) shared: Vec<Sharer>,
 }
 
 /// What an agent has been told to do with the pages of a batch.
 pub(crate) enum Task {
-    /// To make pages the process's own: these are to leave then. There are no victims yet.
+    /// To make pages the process's own; these are to leave afterwards. The batch has no victims yet.
     Own(Leaving),
     /// To move the victims.
     Move,
-    /// To drop these ranges: the victims that are kept.
+    /// To drop these ranges, which are the kept victims.
     Drop(Vec<(Page, u32)>),
-    /// To empty the staging areas, since that time. There are no victims.
+    /// To empty the staging areas; the command was sent at this time. The batch has no victims.
     Clear(Instant),
 }
 
-/// What evictions that end leave behind.
+/// What ended evictions leave in a staging area, and how many of their pages were copies.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Remainder {
     /// The staging area of these pages.
     pub(crate) area: Option<Area>,
-    /// How many pages lie there until the area is used again.
+    /// How many pages lie in this area until it is used again.
     pub(crate) staged: u32,
     /// How many of the pages were copies of shared ones.
     pub(crate) copies: u64,
@@ -93,15 +94,15 @@ pub(crate) struct Remainder {
 
 /// What a batch waits for.
 pub(crate) enum Awaits {
-    /// Its agent.
+    /// The agent's answer.
     Agent(Task),
-    /// The agent has hung up, at that time; what it has done cannot be told yet.
+    /// The end of the agent, which hung up at this time: it is not known yet what it has done.
     End(Task, Instant),
-    /// The agent has answered this, at that time; whether it is so cannot be looked at now.
+    /// The page tables: the agent gave this answer at this time, and whether it is true cannot be checked now.
     Tables(Done, Instant),
-    /// It has done this; another batch has pages in the staging memory.
+    /// The staging memory, where another batch has pages. The agent gave this answer.
     Staging(Done),
-    /// Pages are to be mapped again in an address space that is changing.
+    /// Pages that have to be mapped again in an address space that is changing.
     Rest,
 }
 
@@ -121,7 +122,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Pages of which the agent is to be told.
+    /// Creates a batch of pages about which the agent is to get a command.
     pub(crate) fn new(
         space: &Arc<Space>,
         agent: Arc<Agent>,
@@ -133,7 +134,7 @@ impl Batch {
         Self { space, agent, victims, shared: Vec::new(), command, area: None, begun: 0, awaits }
     }
 
-    /// The pages that are to leave by it.
+    /// Number of pages that are to leave by this batch.
     fn pages(&self) -> usize {
         let own = match &self.awaits {
             Awaits::Agent(Task::Own(leaving)) => leaving.chosen.len() + leaving.shared.len(),
@@ -142,18 +143,18 @@ impl Batch {
         self.victims.len() + own
     }
 
-    /// Its agent is emptying staging areas, and is not taken for frozen.
+    /// Whether its agent is emptying staging areas and does not count as frozen yet.
     pub(crate) fn is_being_cleared(&self) -> bool {
         matches!(self.awaits, Awaits::Agent(Task::Clear(since)) if since.elapsed() < timing::AGENT_FROZEN)
     }
 
-    /// It waits for its agent, and for nothing else.
+    /// Whether it waits for its agent only.
     pub(crate) fn is_with_its_agent(&self) -> bool {
         matches!(self.awaits, Awaits::Agent(_))
     }
 }
 
-/// What came of an attempt for which no page could be claimed.
+/// Result of an attempt for which no page could be claimed.
 pub(crate) fn refused_attempt(refused: Option<NoRoom>) -> Attempt {
     match refused {
         Some(NoRoom::Full) => Attempt::FarFull,
@@ -163,7 +164,7 @@ pub(crate) fn refused_attempt(refused: Option<NoRoom>) -> Attempt {
 }
 
 impl Pager {
-    /// Where in this process the contents of a victim are read to, or have been; 0: nowhere.
+    /// Address in this process to which the contents of a victim are read, or were read. 0 if there is none.
     pub(crate) fn copy_of(&self, victim: &Victim) -> u64 {
         match victim.place() {
             Some(Place::Direct(address)) => address,
@@ -174,7 +175,7 @@ impl Pager {
 }
 
 impl Evictor {
-    /// Begins to evict those of these pages that can be.
+    /// Begins to evict as many of these pages as possible.
     pub(crate) fn begin(&mut self, space: &Arc<Space>, leaving: Leaving) -> Attempt {
         let Some(agent) = space.agent() else {
             self.stay_owned(space, leaving);
@@ -194,7 +195,7 @@ impl Evictor {
         for victim in &victims {
             extend(&mut order.move_out, victim.page);
         }
-        // Otherwise sending keeps this thread awake, and a lender on this machine needs a processor, too.
+        // Without windows, sending keeps this thread awake, and a lender on this machine needs a processor, too.
         if self.pager.far.is_windowed() {
             self.placement.arrange(&self.pager.home);
         }
@@ -223,7 +224,7 @@ impl Evictor {
         self.command
     }
 
-    /// Claims those of the pages that are to go.
+    /// Claims those of the pages that can leave.
     fn claim(&self, space: &Space, leaving: &Leaving, command: u32) -> Claimed {
         let staging_pages = self.pager.far.staging().pages as usize;
         let mut table = space.lock();
@@ -237,7 +238,7 @@ impl Evictor {
             let entry = table.states.get(page).with_queued(false);
             table.states.set(page, entry);
             if entry.state() != State::Resident || entry.frame().is_some() || table.closed {
-                // It shares a frame since it was chosen, perhaps.
+                // It may share a frame since it was chosen.
                 unnamed.extend(entry.frame());
                 continue;
             }
@@ -251,7 +252,7 @@ impl Evictor {
             }
             if let Some(slot) = entry.slot() {
                 if slots.is_lost(slot) {
-                    // Its contents are here only, now.
+                    // The slot's contents are lost, so the resident page is the only copy.
                     slots.release(slot);
                     table.states.set(page, again(entry.with_slot(None)));
                     continue;
@@ -284,8 +285,8 @@ impl Evictor {
         Claimed { victims, refused, area }
     }
 
-    /// Gives the pages that are to be copied, and not straight to a window, their places in the staging memory.
-    /// False: another batch has pages there that are still to go back.
+    /// Gives places in the staging memory to the pages that are copied there rather than straight to a window. Returns
+    /// `false` if another batch has pages there that still have to be mapped again.
     fn stage(&self, victims: &mut [Victim]) -> bool {
         let to_copy = victims.iter_mut().filter(|victim| victim.is_staged());
         let mut free = None;
@@ -303,10 +304,10 @@ impl Evictor {
         !self.batches.iter().any(|batch| batch.victims.iter().any(|victim| victim.staged().is_some()))
     }
 
-    /// Goes on with every batch whose agent has answered.
+    /// Goes on with every batch whose agent has answered, and with every batch that waits for something else.
     pub(crate) fn collect(&mut self) {
         let mut index = 0;
-        // Those that begin meanwhile have their turn in the next pass: others wait, too, for what is done between passes.
+        // Batches that begin meanwhile have their turn in the next pass: other work waits for what is done between passes.
         for _ in 0..self.batches.len() {
             let Some(batch) = self.batches.get(index) else { break };
             let answer = match batch.awaits {
@@ -315,20 +316,21 @@ impl Evictor {
                         index += 1;
                         continue;
                     }
-                    // An answer to another command is not what an agent of ours says.
+                    // An answer with the number of another command is invalid.
                     answer => answer.ok().flatten().filter(|done| done.number == batch.command),
                 },
                 _ => None,
             };
             let batch = self.batches.swap_remove(index);
             if !self.go_on(batch, answer) {
-                // It stands last now; the one that stands here comes in the next pass.
+                // The batch is the last one now. The batch that took its place has its turn in the next pass.
                 index += 1;
             }
         }
     }
 
-    /// Goes on with a batch; its agent may have answered. False: it has to wait, and stands last now.
+    /// Goes on with a batch; `answer` is its agent's answer, if there is one. Returns `false` if the batch has to wait; it
+    /// is then the last one in the list.
     fn go_on(&mut self, mut batch: Batch, answer: Option<Done>) -> bool {
         match (std::mem::replace(&mut batch.awaits, Awaits::Rest), answer) {
             (Awaits::Agent(task), Some(done)) => self.answered(batch, task, done),
@@ -340,7 +342,7 @@ impl Evictor {
         }
     }
 
-    /// An agent has done this of its task.
+    /// Handles an agent's answer, which says how much of its task it has done.
     pub(crate) fn answered(&mut self, mut batch: Batch, task: Task, done: Done) -> bool {
         match task {
             Task::Own(leaving) => self.owned(batch, leaving),
@@ -362,11 +364,12 @@ impl Evictor {
         true
     }
 
-    /// A batch is being saved, which takes time. Where nothing of it is left for its agent, and room is short even when all that is on its
-    /// way out has left, agents move the next pages meanwhile.
+    /// Begins further evictions while a batch is being saved, which takes time: agents can move the next pages meanwhile.
+    /// Does so only if the agent has nothing more to do for this batch, and room stays short even when all pages on their
+    /// way out have left.
     fn begin_next(&mut self, batch: &Batch) {
-        // Pages that were shared are made their processes' own before anything else, which nothing else may be under way for. And while a
-        // lender is silent, what is moved out could not be had for long.
+        // Pages that were shared are made their processes' own before anything else, and that needs a space where nothing
+        // else is under way. And while a lender is silent, pages that are moved out could not be fetched for long.
         if batch.victims.iter().any(|victim| victim.at == At::Kept)
             || self.pager.replacement.lock().has_retries()
             || self.pager.far.slots().waits_for_lender()
@@ -383,19 +386,19 @@ impl Evictor {
             (attempt @ Attempt::Begun(1..), looked_at) => {
                 self.eviction.made_room(attempt, looked_at as u64, &view);
             }
-            // The main loop finds the same, and what follows from it.
+            // The main loop finds the same result and deals with it.
             (_, looked_at) => self.eviction.looked_at(looked_at as u64),
         }
     }
 
-    /// The command to empty staging areas is over, one way or the other.
+    /// The command to empty staging areas has ended, done or not.
     pub(crate) fn cleared(&self, space: &Arc<Space>, command: u32) {
         space.lock().under_way.ended(command, None);
         self.pager.close_if_ended(space);
     }
 
-    /// Pages of processes that have little to give stay in their staging areas until these are used again. Where that is much, other areas
-    /// than the last one are emptied.
+    /// Empties staging areas where much lies in them: pages of processes from which little is evicted stay there until the
+    /// area is used again. The areas of the last batch's space are left.
     pub(crate) fn clear_staging(&mut self) {
         if self.pager.room.is_staging_full() {
             let last = self.last;
@@ -403,7 +406,8 @@ impl Evictor {
         }
     }
 
-    /// Tells agents to empty their staging areas, where something lies in them and nothing is under way.
+    /// Tells the agents of the meant spaces to empty their staging areas, where something lies in them and no eviction is
+    /// under way.
     pub(crate) fn empty_areas(&mut self, is_meant: impl Fn(u32) -> bool) {
         for space in self.pager.all_spaces() {
             let is_meant = space.has_staged() && is_meant(space.index);
@@ -416,7 +420,7 @@ impl Evictor {
                 }
             }
             if space.send(&agent, command, &Order::default(), &mut self.message).is_err() {
-                // It has ended, and its program most likely, too.
+                // The agent has ended, and most likely its program, too.
                 self.cleared(&space, command);
                 continue;
             }
@@ -425,7 +429,7 @@ impl Evictor {
         }
     }
 
-    /// An agent has answered that it has done this of a move.
+    /// Handles an agent's answer to a move: checks it against the page tables, then takes the pages out.
     fn look_at_tables(&mut self, batch: Batch, mut done: Done, answered: Instant) -> bool {
         if !self.correct(&batch, &mut done, answered) {
             return self.await_later(batch, Awaits::Tables(done, answered));
@@ -433,7 +437,7 @@ impl Evictor {
         self.take_out(batch, done)
     }
 
-    /// The batch has to wait for what no event tells of: it stands last.
+    /// Puts a batch at the end of the list, to wait for something that no event reports.
     pub(crate) fn await_later(&mut self, mut batch: Batch, what: Awaits) -> bool {
         self.eviction.returning(batch.command);
         batch.awaits = what;
@@ -441,13 +445,14 @@ impl Evictor {
         false
     }
 
-    /// An agent has done this of a move: what has left is saved, and what has not stays.
+    /// Continues after a move: the pages that have left are saved, and the others stay.
     pub(crate) fn take_out(&mut self, mut batch: Batch, done: Done) -> bool {
         if !self.stage(&mut batch.victims) {
             return self.await_later(batch, Awaits::Staging(done));
         }
         if let Some(area) = batch.area.filter(|_| batch.begun > 0) {
-            // They have been emptied. What is there now counts where it was, until its eviction ends.
+            // The agent has emptied these areas first. The pages that lie there now count at their old place until their
+            // evictions end.
             batch.space.clear_staged(&self.pager.room, area.all());
         }
         self.moved(&mut batch, &done);
@@ -466,13 +471,14 @@ impl Evictor {
             self.end_settled(&mut batch);
             self.save(&mut batch, &to_save);
         }
-        // Not later: the agent's second command may take long, and others need the staging memory.
+        // Not later: the agent's second command may take long, and other batches need the staging memory.
         self.return_pages(&mut batch);
         self.drop_kept(batch);
         true
     }
 
-    /// Ends the evictions of victims that wait for no lender: threads that wait for their pages fault again.
+    /// Ends the evictions of the victims for which no lender has to be waited for. Threads that wait for their pages fault
+    /// again.
     fn end_settled(&mut self, batch: &mut Batch) {
         let (settled, left): (Vec<_>, Vec<_>) = batch.victims.iter().partition(|victim| victim.is_settled());
         batch.victims = left;
@@ -480,7 +486,8 @@ impl Evictor {
         debug_assert!(shared.is_empty(), "such a page has not left");
     }
 
-    /// Ends evictions, and counts those whose pages have left. Returns the names of the pages that are shared: they are in no queue.
+    /// Ends evictions, and counts those whose pages have left. Returns the names of the pages that stay because they are
+    /// shared; they are in no queue.
     fn end_and_count(
         &mut self,
         space: &Arc<Space>,
@@ -489,20 +496,21 @@ impl Evictor {
     ) -> Vec<PageName> {
         let left = victims.iter().filter(|victim| victim.leaves());
         self.evicted(left.count() as u64);
-        // They lie there until the area is used again.
+        // These pages lie in the area until it is used again.
         let staged = victims.iter().filter(|victim| victim.is_in_area).count() as u32;
         let copies = victims.iter().filter(|victim| victim.frame.is_some()).count() as u64;
         self.end(space, victims, Remainder { area, staged, copies })
     }
 
-    /// Maps the pages that stay, after all. Those that cannot be mapped yet keep their place in the staging memory.
+    /// Maps the pages again that could not be evicted. Those that cannot be mapped yet keep their place in the staging
+    /// memory.
     fn return_pages(&self, batch: &mut Batch) {
         for victim in batch.victims.iter_mut().filter(|victim| victim.goes_back()) {
             let (copy, is_here) = (self.pager.copy_of(victim), victim.at == At::Taken);
             match self.pager.copy_back(&batch.space, victim.page, copy, is_here) {
                 CopyBack::Mapped => victim.happened(Event::Returned),
                 CopyBack::Later => {}
-                // Rather no contents than wrong ones.
+                // The page is lost rather than have wrong contents.
                 CopyBack::Failed => victim.happened(Event::NotReturned),
             }
         }
@@ -511,11 +519,11 @@ impl Evictor {
         }
     }
 
-    /// Finds pages that were moved although the kernel has reported an error: Linux 6.18 does that (decision 2). False: the
-    /// page tables cannot be looked at now, and have not been for long.
+    /// Finds pages that were moved although the kernel has reported an error, as Linux 6.18 does (decision 2). Returns
+    /// `false` if the page tables cannot be read now; after a time limit such pages count as unknown.
     fn correct(&self, batch: &Batch, done: &mut Done, since: Instant) -> bool {
-        // A page that is pinned or shared is refused before anything is moved. And an agent that has begun nothing has not
-        // cleared the staging area, either.
+        // The kernel refuses a pinned or shared page before it moves anything. And an agent that has begun nothing has not
+        // emptied the staging area, either.
         let is_doubtful = |status: u8| !matches!(status, 0 | EBUSY) && batch.begun > 0;
         let doubtful: Vec<(usize, &Victim)> = (batch.victims.iter().enumerate().zip(&done.moved))
             .filter(|(_, status)| is_doubtful(**status))
@@ -543,7 +551,7 @@ impl Evictor {
         true
     }
 
-    /// What became of the pages that were to be moved.
+    /// Notes for each page what became of the order to move it.
     fn moved(&self, batch: &mut Batch, done: &Done) {
         for (index, victim) in (0u32..).zip(&mut batch.victims) {
             let status = done.moved.get(index as usize).copied().unwrap_or(EINVAL);
@@ -552,28 +560,28 @@ impl Evictor {
             victim.happened(match status {
                 0 => Event::Moved(index),
                 UNKNOWN => Event::PerhapsMoved,
-                // Its state says that it is mapped, and it is not: the program dropped it, or moved it away.
+                // The page's state says that it is mapped, and it is not: the program dropped it, or moved it away.
                 ENOENT => Event::NotThere,
                 EBUSY => Event::Busy,
                 EINVAL if batch.begun > 0 => match writable() {
                     Some(false) if !batch.space.changes_unseen() => Event::ReadOnly,
-                    // Its mapping is locked, too, perhaps.
+                    // Its mapping may be locked, for instance.
                     Some(_) => Event::Refused,
                     None => Event::Changing,
                 },
-                // Not now: mappings were changing.
+                // The page could not be moved now: mappings were changing.
                 _ => Event::Changing,
             });
         }
     }
 
-    /// From here on a write to a kept victim waits. And what the program moved elsewhere meanwhile
+    /// Protects the kept victims: from here on a write to one waits. A page that the program has moved elsewhere meanwhile
     /// was not moved out, so it stays.
     fn keep(&self, batch: &mut Batch) {
         let mut table = batch.space.lock();
         for victim in &mut batch.victims {
             let entry = table.states.operation(victim.page).1;
-            // Or was, when the agent looked for it, and is back.
+            // It has been moved elsewhere since, or it was elsewhere when the agent looked for it and is back.
             let moved_elsewhere = table.states.is_name(victim.page);
             match victim.at {
                 At::Absent if moved_elsewhere => victim.happened(Event::Elsewhere),
@@ -584,9 +592,8 @@ impl Evictor {
                         victim.happened(Event::NotKept);
                         continue;
                     }
-                    // Its mapping may have been made writable before it was protected, and a device may write to
-                    // the page: what is copied now would not be the last word. From now on whoever wants to write
-                    // waits.
+                    // Its mapping may have been made writable before the page was protected, and a device may write to the
+                    // page: the copy might miss that. From now on a thread that wants to write waits.
                     if !victim.is_stored()
                         && !matches!(process::is_writable(batch.agent.pid, address), Ok(Some(false)))
                     {
@@ -601,7 +608,8 @@ impl Evictor {
         }
     }
 
-    /// Gives the slots of zero pages back. Returns the slots that are to be saved, and their pages in the staging memory.
+    /// Releases the slots of pages that hold only zeroes. Returns the slots that are to be saved, and their pages in the
+    /// staging memory.
     fn sort_out(&self, victims: &mut [Victim]) -> Vec<(u32, u32)> {
         let counters = &self.pager.stats.counters;
         let (read, mut zeroes) = (victims.iter().filter(|victim| victim.is_to_be_read()).count(), 0);
@@ -611,7 +619,7 @@ impl Evictor {
             zeroes += u64::from(is_zero);
             is_zero
         };
-        // The pages are looked at before others have to wait for the slots.
+        // The pages are examined before the slots are locked, for which other threads have to wait.
         let zero: Vec<bool> = victims.iter().filter(|victim| victim.is_to_be_read()).map(is_zero).collect();
         let mut zero = zero.into_iter();
         let to_save = sort_out(victims, &mut self.pager.far.slots(), |_| zero.next().unwrap_or_default());
@@ -620,7 +628,7 @@ impl Evictor {
         to_save
     }
 
-    /// Saves slots. Meanwhile their pages can be taken back.
+    /// Saves slots. Until that is done, a thread that touches one of their pages takes it back.
     fn save(&mut self, batch: &mut Batch, to_save: &[(u32, u32)]) {
         let space = batch.space.clone();
         self.offer_back(&space, &mut batch.victims);
@@ -638,13 +646,13 @@ impl Evictor {
         written(&mut batch.victims, &failed);
     }
 
-    /// Waits until the slots are written. Returns those that are not safe.
+    /// Waits until the slots are written. Returns the slots that could not be saved.
     fn await_written(&self) -> Vec<u32> {
         let mut written = Written::Soon;
         loop {
-            // Pages that others wait for arrive meanwhile.
+            // Pages for which other threads wait arrive meanwhile.
             self.pager.attend_far(|far| written = far.write_on());
-            // What this thread has put off, nobody else looks at while no fault comes.
+            // While no fault comes, no other thread serves what this one has deferred.
             self.pager.serve_deferred();
             match written {
                 Written::All(failed) => return failed,
@@ -654,8 +662,8 @@ impl Evictor {
         }
     }
 
-    /// From now on, a thread that touches a page which is being saved gets it back: it does not wait for lenders. One
-    /// that waits already gets it now, and the page is not saved.
+    /// Offers the pages that are being saved: from now on, a thread that touches one gets it back and does not wait for
+    /// lenders. If a thread already waits for one, it gets the page now, and the page is not saved.
     fn offer_back(&self, space: &Arc<Space>, victims: &mut [Victim]) {
         let mut guard = space.lock();
         let table = &mut *guard;
@@ -676,7 +684,7 @@ impl Evictor {
         note_taken(victims, table.states.offered());
     }
 
-    /// What has been saved is not offered any more.
+    /// Ends the offer of [`Self::offer_back`]: the pages have been saved.
     fn withdraw(&self, space: &Space, victims: &mut [Victim]) {
         let mut table = space.lock();
         table.saving.clear();
@@ -685,7 +693,7 @@ impl Evictor {
         note_taken(victims, &left);
     }
 
-    /// Has the kept victims dropped, whose contents are safe now.
+    /// Has the agent drop the kept victims, whose contents are safe now.
     fn drop_kept(&mut self, mut batch: Batch) {
         if !batch.victims.iter().any(|victim| victim.at == At::Kept) {
             self.settle(batch);
@@ -704,11 +712,11 @@ impl Evictor {
                     }
                     At::Kept => {
                         if !victim.is_stored() {
-                            // A fork from now on finds the contents in the slot, or the page present.
+                            // A child that is forked from now on finds the contents in the slot, or the page present.
                             let saved = entry.with_state(State::EvictDrop).with_slot(victim.slot());
                             table.states.set(victim.page, saved);
                         }
-                        // One by one: of a range over several mappings, the kernel reports each part.
+                        // Each page is a range of its own: for a range over several mappings, the kernel reports each part.
                         order.drop.push((victim.page, 1));
                     }
                     _ => {}
@@ -723,7 +731,7 @@ impl Evictor {
                 .map(|&(first, count)| (Space::address(first), Space::address(first + u64::from(count))))
                 .collect();
         }
-        // All others are over before the agent touches anything.
+        // All other evictions end before the agent touches anything.
         let (left, over): (Vec<_>, Vec<_>) =
             batch.victims.drain(..).partition(|victim| victim.at == At::Kept || victim.goes_back());
         batch.victims = left;
@@ -743,7 +751,7 @@ impl Evictor {
         }
     }
 
-    /// The agent has dropped the first `count` of these ranges.
+    /// Handles the agent's answer that it has dropped the first `count` of these ranges.
     fn dropped(&self, batch: &mut Batch, drops: &[(Page, u32)], count: usize) {
         let mut guard = batch.space.lock();
         let table = &mut *guard;
@@ -766,7 +774,7 @@ impl Evictor {
                 Event::Dropped
             } else {
                 if reported && is_here {
-                    // It was the program that dropped exactly this range.
+                    // The program, not the agent, dropped exactly this range.
                     table.states.discard(page, page + 1, &mut self.pager.far.slots());
                     self.pager.leave_frames(table);
                 }
@@ -778,15 +786,16 @@ impl Evictor {
         table.own_drops.clear();
     }
 
-    /// A page was dropped, and another one has come to stand in its place, perhaps before the drop: libc's calls wait
-    /// for drops, so the program has moved it there by a system call of its own, its first. If the page is not
-    /// there, it was dropped instead, and whoever touches it gets SIGBUS rather than zeroes.
+    /// Checks a place where a page was dropped and another page has come to stand, perhaps before the drop. libc's calls
+    /// wait for drops, so the program has moved the page there by its first raw system call. If the page is absent, it was
+    /// dropped in place of the other, and a thread that touches it gets SIGBUS rather than zeroes.
     fn look_at_dropped(&self, space: &Arc<Space>, table: &mut Table, page: Page) {
         if table.states.get(page).state() != State::Resident || table.closed {
             return;
         }
         let poisoned = space.at_rest(space.uffd.poison(Space::address(page), PAGE_BYTES as usize));
-        // Where the mappings are changing again, a thread that touches the page has it poisoned, unless it is there.
+        // If the mappings are changing again, the page counts as lost: a thread that touches it has it poisoned then, if it
+        // is absent.
         if !matches!(poisoned, Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone)) {
             let shares = table.states.get(page).frame().is_some();
             table.states.lost(page, &mut self.pager.far.slots());
@@ -800,8 +809,8 @@ impl Evictor {
         }
     }
 
-    /// The victims are gone, or stay: their entries say so, and threads that waited try again. False: some have
-    /// to be mapped again, and cannot yet.
+    /// Ends the evictions of a batch: sets the entries of its victims, which are gone or stay, and wakes the threads that
+    /// waited. Returns `false` if some victims have to be mapped again and cannot be yet.
     pub(crate) fn settle(&mut self, mut batch: Batch) -> bool {
         self.return_pages(&mut batch);
         if batch.victims.iter().any(Victim::goes_back) {

@@ -1,4 +1,4 @@
-//! Copying pages that leave a program: out of its staging area, or from where they are.
+//! Copies pages that leave a program, from its staging area or from where they are mapped.
 
 use tombolo_core::pager::{Area, PAGE_BYTES};
 use tombolo_host::process::{self, SPANS_MAX, Span};
@@ -8,7 +8,7 @@ use tombolo_core::pager::batch::{At, Event, Victim};
 use crate::pager::Pager;
 use crate::space::{Agent, Space};
 
-/// Ranges for one vectored copy.
+/// The ranges of one vectored copy.
 #[derive(Default)]
 struct Vector {
     local: Vec<Span>,
@@ -56,39 +56,39 @@ pub(crate) fn read_moved(
         return;
     }
     let pages = vector.pages();
-    // This is fastest. An agent that is ending has given its memory up already; and once it has ended, its number may have been
-    // another process's.
+    // This is the fastest way. It fails when an agent that is ending has released its memory. When the agent has ended, its
+    // number may have been another process's during the copy.
     if vector.copy(agent.pid) == pages && !agent.has_ended() {
         return;
     }
     for victim in victims {
         let At::Moved(index) = victim.at else { continue };
         if !read_page(space, staging + u64::from(index) * PAGE_BYTES, pager.copy_of(victim)) {
-            // Most likely the process has ended, and nobody will ask for the page.
+            // Most likely the process has ended, and no thread will ask for the page.
             victim.happened(Event::NotRead);
         }
     }
 }
 
-/// Copies the kept victims out of the program. One that cannot be read stays.
+/// Copies the kept victims out of the program. A page that cannot be read stays in the program.
 pub(crate) fn read_kept(pager: &Pager, space: &Space, agent: &Agent, victims: &mut [Victim]) {
     for victim in victims.iter_mut().filter(|victim| victim.at == At::Kept && !victim.is_stored()) {
         let (mut vector, copy) = (Vector::default(), pager.copy_of(victim));
         let address = Space::address(victim.page);
         vector.push(copy, address);
-        // Its process may not read it itself (`PROT_NONE`): then by the file.
+        // The process itself may not read the page (`PROT_NONE`), so it is read by the file of the memory.
         if vector.copy(agent.pid) == 0 && !read_page(space, address, copy) {
             victim.happened(Event::NotKept);
         }
     }
     if agent.has_ended() {
-        // The number may have been another process's.
+        // The agent's number may have been another process's during the copy.
         let kept = victims.iter_mut().filter(|victim| victim.at == At::Kept);
         kept.for_each(|victim| victim.happened(Event::NotKept));
     }
 }
 
-/// Reads a page of a space, whatever has become of its processes.
+/// Reads a page of a space by the file of its memory, even if the space's processes have ended or executed other programs.
 fn read_page(space: &Space, address: u64, copy: u64) -> bool {
     let local = Span { address: copy, length: PAGE_BYTES };
     // SAFETY: the local range belongs to the victim, as in `Vector::copy`.

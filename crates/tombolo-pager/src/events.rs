@@ -1,15 +1,14 @@
-//! What the kernel reports: faults, and changes of the address space.
+//! Reads and handles what the kernel reports: faults, and changes of the address space.
 //!
-//! A space's events are read, decided and carried out under the lock of its table. The
-//! kernel refuses to map pages (*again*) from the moment an address space begins to
-//! change until the change's event was read and the changing thread has gone on.
+//! A space's events are read, decided and carried out under the lock of its table. From the moment an address space begins
+//! to change, the kernel refuses to map pages (*again*), until the event of the change was read and the changing thread has
+//! gone on.
 //!
-//! Of several events that were read in one call, changes are dealt with first, in their order,
-//! and faults afterwards, because the program has gone on from the changes already.
+//! If one call reads several events, changes are handled first, in their order, and faults afterwards, because the program
+//! has already gone on from the changes.
 //!
-//! Events are read only while no command of the agent's is being carried out (the
-//! gate, see `protocol`): a command that names a range which is gone is cancelled before
-//! the program can map something else there.
+//! Events are read only while the agent moves no page (the gate, see `protocol`). So a command that names a range which is
+//! gone is cancelled before the program can map something else there.
 
 use std::io;
 use std::sync::Arc;
@@ -25,21 +24,21 @@ use crate::serve::CHANGES_MAX;
 use crate::space::{Agent, Gate, Space, Table};
 use crate::stats::Counters;
 
-/// Looks at an address space that goes on changing, 1 ms apart, before it is given up. A bound, not a measurement.
+/// How often a changing address space is looked at, 1 ms apart, before the caller gives up. A bound, not a measurement.
 const LOOKS_MAX: u32 = 500;
 
-/// A thread waits for a page.
+/// A page fault: a thread waits for a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// Its space.
+    /// Index of its space.
     pub space: u32,
     /// The page.
     pub page: Page,
-    /// The access was a write.
+    /// Whether the access was a write.
     pub write: bool,
-    /// The page was present, but write-protected.
+    /// Whether the page was present and write-protected.
     pub protected: bool,
-    /// The thread.
+    /// Number of the thread, in its own pid namespace.
     pub thread: u32,
     /// When the fault was read.
     pub since: Instant,
@@ -48,32 +47,32 @@ pub struct Fault {
 /// What [`Pager::serve_next`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// Events that were read.
+    /// Number of events that were read.
     pub events: u32,
     /// How many of them were faults.
     pub faults: u32,
     /// The thread of the last fault.
     pub thread: u32,
-    /// A page was sent for.
+    /// Whether far memory was asked for a page.
     pub has_sent: bool,
-    /// Pages of first touches are put off, and can be mapped now.
+    /// Whether pages of first touches are put off and can be mapped now.
     pub has_more: bool,
-    /// Events could not be read now.
+    /// Whether events could not be read now.
     pub is_blocked: bool,
 }
 
-/// What waits for an address space that is changing.
+/// Work that waits for an address space that is changing.
 #[derive(Debug)]
 pub enum Deferred {
     /// A fault.
     Fault(Fault),
     /// A page that has arrived.
     Arrival {
-        /// As given to far memory.
+        /// The ticket that was given to far memory.
         ticket: u64,
         /// Its contents.
         contents: Box<PageBuffer>,
-        /// Since when a thread has waited for it.
+        /// When a thread began to wait for it.
         since: Option<Instant>,
     },
 }
@@ -84,8 +83,8 @@ pub enum Deferred {
 pub struct PageBuffer(pub [u8; PAGE_BYTES as usize]);
 
 impl Pager {
-    /// Reads up to `most` events of a space and serves them.
-    /// With `goes_on`, and if there are none, the next pages of first touches are mapped.
+    /// Reads up to `most` events of a space and serves them. With `goes_on`, and if there are no events, maps the next
+    /// pages of first touches.
     pub fn serve_next(&self, space: &Arc<Space>, most: usize, goes_on: bool) -> Served {
         let mut served = Served::default();
         let mut table = space.lock();
@@ -100,7 +99,7 @@ impl Pager {
         // The thread that touched the block first runs on while this handler maps the rest of it.
         let has_touched = goes_on && served.events == 0 && self.go_on_touching(space, &mut table);
         served.has_more = has_touched || (served.events > 0 && table.states.has_put_off());
-        // Others that want the table have waited for longer than a fault takes.
+        // Other threads that want the table have waited for longer than a fault takes.
         if has_touched {
             table.unlock_fairly()
         } else {
@@ -113,9 +112,8 @@ impl Pager {
         served
     }
 
-    /// Reads up to `most` events. Faults are noted in the table, to be served when the changes that were read with them
-    /// are known; what is no fault is dealt with. Returns how many events there were. `None`: they cannot be
-    /// read now.
+    /// Reads up to `most` events. Changes are handled at once. Faults are noted in the table, to be served when the changes
+    /// that were read with them are known. Returns the number of events, or `None` if they cannot be read now.
     fn read(&self, space: &Arc<Space>, table: &mut Table, most: usize) -> Option<u32> {
         if table.closed {
             return Some(0);
@@ -150,8 +148,8 @@ impl Pager {
         }
     }
 
-    /// The address space has changed. What the agent was told and has not begun is void where its pages are
-    /// not where they were.
+    /// Handles a change of the address space. Cancels the agent's command if its pages are not where they were; the part
+    /// that has begun goes on.
     fn changed(
         &self,
         space: &Arc<Space>,
@@ -187,7 +185,7 @@ impl Pager {
                 let unseen = space.note_change(gate.agent, changes);
                 let discarded = table.states.unmap(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.slots());
                 let touches = table.touches(start / PAGE_BYTES, end / PAGE_BYTES);
-                // What is being dropped by this command must not be met by the next change of this kind.
+                // What this command drops must not hit a range that the next change of this kind has replaced.
                 cancel(table, discarded.in_operation || unseen || touches);
                 discarded
             }
@@ -213,7 +211,7 @@ impl Pager {
         self.leave_frames(table);
     }
 
-    /// An event cannot be read: no descriptor is left for a forked child, whose parent waits.
+    /// Called when an event cannot be read because no descriptor is left for a forked child, whose parent waits.
     fn unreadable(&self, space: &Arc<Space>, error: &io::Error) {
         let exhausted = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
         if exhausted && self.use_spare_descriptor() {
@@ -225,8 +223,8 @@ impl Pager {
         }
     }
 
-    /// Looks at an address space while no thread is changing it: no change begins that is not known before the table is
-    /// unlocked. `look` may be called several times; the last answer counts.
+    /// Looks at an address space while no thread is changing it: until the table is unlocked, no change begins that is not
+    /// known. `look` may be called several times; the last result counts.
     pub(crate) fn look_at_rest<'a, T>(
         &self,
         space: &'a Arc<Space>,
@@ -243,8 +241,8 @@ impl Pager {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    /// Looks at an address space when all changes that have begun are known, if none begins meanwhile. Also returns
-    /// whether one has.
+    /// Looks at an address space after all changes that have begun were read, as long as no further change begins. Also
+    /// returns whether one has begun.
     pub(crate) fn look<'a, T>(
         &self,
         space: &'a Arc<Space>,
@@ -257,17 +255,17 @@ impl Pager {
             }
         }
         let seen = look(&table);
-        // The kernel says that an address space is changing before it changes anything.
+        // The kernel reports an address space as changing before it changes anything.
         let is_changing = space.is_changing();
         if !self.deferred.lock().is_empty() {
-            // Faults that were read on the way; the evictor serves them.
+            // Faults that were read meanwhile; the evictor serves them.
             self.evictor.ring();
         }
         Ok((table, seen?, is_changing))
     }
 
-    /// Reads an event while a fault is being served: a change is dealt with, another fault is put off.
-    /// False: there was none.
+    /// Reads one event while a fault is being served: a change is handled, another fault is deferred. Returns `false` if
+    /// there was no event.
     pub(crate) fn read_change(&self, space: &Arc<Space>, table: &mut Table) -> bool {
         let read = self.read(space, table, 1).is_some_and(|events| events > 0);
         if !table.faults.is_empty() {
@@ -286,7 +284,7 @@ impl Pager {
         }
     }
 
-    /// Serves what was put off. Returns whether something had to be put off again.
+    /// Serves what was deferred. Returns whether something had to be deferred again.
     pub fn serve_deferred(&self) -> bool {
         let count = self.deferred.lock().len();
         for _ in 0..count {
@@ -302,7 +300,7 @@ impl Pager {
         !self.deferred.lock().is_empty()
     }
 
-    /// The process forked: the child starts with its parent's table.
+    /// Adds the space of a forked child, which starts with its parent's table.
     fn adopt(&self, parent: &Arc<Space>, table: &mut Table, uffd: Userfaultfd) {
         Counters::add(&self.stats.counters.forks, 1);
         let mut uffd = Some(uffd);
@@ -314,13 +312,14 @@ impl Pager {
         let child = match self.add_space(&mut make) {
             Ok(child) => child,
             Err(error) => {
-                // Without this descriptor it would read zeroes. So it waits, which can be seen.
+                // If the descriptor were closed, the child would read zeroes. So it is kept, and the child waits, which the
+                // user can see.
                 self.unserved.lock().extend(uffd);
                 (self.notify)(&format!("a forked child cannot be served, and waits: {error}"));
                 return;
             }
         };
-        // Others need slots and frames meanwhile.
+        // The table takes the locks piece by piece, since other threads need slots and frames meanwhile.
         let forked =
             table.states.fork(child.index, |work| work(&mut self.far.slots(), &mut self.sharing.frames()));
         self.leave_frames(table);
@@ -328,10 +327,10 @@ impl Pager {
         {
             let mut own = child.lock();
             own.states = forked.table;
-            // It may have run and written already, which is found out when its pages are verified.
+            // The child may have run and written already. That is found out when its pages are verified.
             self.begin_to_share(&child, &mut own, is_short);
             if own.closed {
-                // The fork has failed, and that was noticed already.
+                // The fork has failed, and the space was closed already for that.
                 self.free_states(&mut own);
                 own.states = States::default();
                 self.sharing.recount(&mut own);
@@ -346,7 +345,7 @@ impl Pager {
                 }
             }
         }
-        // Only now: its faults are served by its table.
+        // Only now, because the child's faults are served by its table.
         if let Err(error) = self.poll_space(&child) {
             (self.notify)(&format!("a forked child cannot be served: {error}"));
         }

@@ -1,5 +1,5 @@
-//! Eviction, on a thread of its own, ahead of need, in batches: which pages, and
-//! what if there is no room. How a batch leaves is in [`crate::batch`].
+//! The evictor: evicts pages in batches, ahead of need, on a thread of its own. This module chooses the pages, and decides
+//! what happens if no room can be made. How a batch leaves is in [`crate::batch`].
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -24,29 +24,29 @@ use crate::space::Space;
 /// Batches without a waiting fault after which less room is kept free.
 const CALM: u32 = 64;
 
-/// Names looked at in a row before the evictor looks up.
+/// Most names that are looked at in one selection, before the evictor does other work.
 const LOOK_MAX: usize = 8 * BATCH;
 
 /// A page that is to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Chosen {
     pub(crate) page: Page,
-    /// It was to leave just now, and was shared.
+    /// The page could not leave at its last attempt because it was shared.
     pub(crate) is_retry: bool,
 }
 
-/// The evictor's own memory.
+/// The evictor's state.
 pub struct Evictor {
     pub(crate) pager: Arc<Pager>,
     pub(crate) message: Vec<u8>,
     pub(crate) placement: Placement,
-    /// Pages on their way out.
+    /// The batches that are on their way out.
     pub(crate) batches: Vec<Batch>,
     /// The last command's number.
     pub(crate) command: u32,
     /// The space of the last batch that has ended.
     pub(crate) last: u32,
-    /// What to do when.
+    /// Decides what the evictor does next.
     pub(crate) eviction: Eviction,
     /// The origin of times.
     epoch: Instant,
@@ -93,7 +93,7 @@ impl Evictor {
             self.collect();
             self.clear_staging();
             self.pager.keeper.send_waiting();
-            // What this thread puts off, no handler may look at.
+            // If this thread defers something, there may be no handler that looks at it.
             let put_off = self.pager.serve_deferred();
             let view = self.view(put_off);
             match self.eviction.next(&view) {
@@ -123,12 +123,12 @@ impl Evictor {
 
     pub(crate) fn view(&self, put_off: bool) -> View {
         let (free, waiting) = (self.pager.room.free(), self.pager.waiting.lock().len());
-        // The lock is taken once: a thread that waits to write keeps further readers out, also this one.
+        // The lock is taken only once: while a thread waits to write, a second read lock would wait, also on this thread.
         let (spaces, awaits_agent) = {
             let spaces = self.pager.spaces.read();
             (spaces.len(), waiting > 0 && spaces.values().any(|space| space.awaits_agent()))
         };
-        // Nothing can leave a space whose agent has this command, of which `Eviction` is not told.
+        // No page can leave a space whose agent is emptying staging areas. `Eviction` does not know of that command.
         let awaits_agent = awaits_agent || self.batches.iter().any(Batch::is_being_cleared);
         View {
             now_ns: self.now_ns(),
@@ -142,14 +142,14 @@ impl Evictor {
         }
     }
 
-    /// Pages have left.
+    /// Counts pages that have left.
     pub(crate) fn evicted(&mut self, pages: u64) {
         self.pager.room.evicted(pages);
         self.pager.warn_of_full_far_memory();
         self.eviction.evicted(pages, self.now_ns());
     }
 
-    /// Sleeps until an agent has answered, at most this long.
+    /// Sleeps until an agent has answered, for at most `time`.
     fn poll_agents(&self, time: Duration) {
         let batches = self.batches.iter().filter(|batch| batch.is_with_its_agent());
         let mut sockets: Vec<PollFd<'_>> =
@@ -157,7 +157,7 @@ impl Evictor {
         let _ = poll(&mut sockets, Some(&event::timespec(time)));
     }
 
-    /// The first of the faults that waited for room try again.
+    /// Serves the first `faults` of the faults that wait for room.
     fn serve_waiting(&self, faults: usize) {
         for _ in 0..faults {
             let next = self.pager.waiting.lock().pop_front();
@@ -167,10 +167,11 @@ impl Evictor {
         }
     }
 
-    /// No room can be made for the first of the faults that wait. They must not hang.
+    /// Gives up on the first faults that wait, since no room can be made for them and they must not hang: the limit gives
+    /// way, or the program gets SIGBUS.
     fn give_up(&mut self, faults: usize, cause: Cause) {
         if cause == Cause::Immovable {
-            // What agents have in their areas can go, if they answer. Nothing else here can: the limit gives way.
+            // Pages in staging areas can go, if the agents answer. Nothing else can be evicted, so the limit gives way.
             self.empty_areas(|_| true);
             let allowed_pages = self.pager.room.allow(faults as u64);
             self.pager.say_once_with("overdraft", || {
@@ -190,7 +191,7 @@ impl Evictor {
         for fault in hopeless {
             let Some(space) = self.pager.space(fault.space) else { continue };
             if self.pager.shares_frame(&space, fault.page) {
-                // Its contents are here: a write to it needs a copy, and nothing else.
+                // The page's contents are here: a write to it only needs a copy.
                 if self.pager.room.free() <= 0 {
                     self.pager.room.allow(1);
                 }
@@ -212,9 +213,9 @@ impl Evictor {
         }
     }
 
-    /// Takes names from the queues until `want` of them are to go, by space and in
-    /// order. Spares those that were used, or came back quickly before.
-    /// Also returns frames that are to go, which stand for what holds them, and how many names were looked at.
+    /// Takes names from the queues until `want` of them can leave. Returns their pages by space and in order. Spares pages
+    /// that were used, or came back quickly before. Also returns the frames that can leave, which stand for all their
+    /// holders, and how many names were looked at.
     fn select(&self, want: usize) -> (BTreeMap<u32, Vec<Chosen>>, Vec<Frame>, usize) {
         let mut batches: BTreeMap<u32, Vec<Chosen>> = BTreeMap::new();
         let mut frames = Vec::new();
@@ -225,7 +226,7 @@ impl Evictor {
             names.clear();
             {
                 let mut replacement = self.pager.replacement.lock();
-                // All of them: later, another fork may have come.
+                // All retries first: later, another fork may have come.
                 let retries = std::iter::from_fn(|| replacement.pop_retry()).map(|name| (name, true));
                 names.extend(retries.take(BATCH - found));
                 let left = want.saturating_sub(found + names.len());
@@ -254,14 +255,15 @@ impl Evictor {
                 }
                 let Some(space) = self.pager.space(index) else { continue };
                 let mut table = space.lock();
-                // An agent without a command can be given one; without an agent, nothing leaves.
+                // An agent without a command can get one. Without an agent, nothing leaves.
                 let able = space.can_evict(&table);
                 let can_own = able && table.under_way.is_nothing();
                 let stays = !space.has_agent() && space.gets_no_agent();
                 for &(name, is_retry) in run {
                     let entry = table.states.get(name.page());
                     if entry.frame().is_some() && (stays || (entry.lives() == 0 && !entry.is_referenced())) {
-                        // From now on the frame is chosen, or has a name of its own.
+                        // The page needs no name any more: its frame is chosen below, or goes into a queue under its own
+                        // name.
                         table.states.set(name.page(), entry.with_queued(false));
                         frames.extend(entry.frame());
                         found += 1;
@@ -289,7 +291,7 @@ impl Evictor {
         (batches, frames, looked_at)
     }
 
-    /// Names that were taken and are not used come up again.
+    /// Puts names back into a queue that were taken and are not used.
     pub(crate) fn put_back(&self, space: &Space, leaving: Leaving) {
         for Sharer { frame, place, .. } in leaving.shared {
             if let Some((slot, _)) = place {
@@ -303,15 +305,15 @@ impl Evictor {
         }
     }
 
-    /// Begins to evict from every space that has pages to give, where `leaving` pages are on their way out already. Also returns how many names
-    /// were looked at.
+    /// Begins to evict from every space that has pages to give. `leaving` pages are on their way out already. Also returns
+    /// how many names were looked at.
     pub(crate) fn make_room(&mut self, leaving: usize) -> (Attempt, usize) {
         let (batches, frames, looked_at) = self.select(self.pager.short_of(leaving).clamp(BATCH / 2, BATCH));
         if looked_at == 0 {
             return (Attempt::NoVictims, 0);
         }
         if batches.is_empty() && frames.is_empty() {
-            // All of them were spared this time.
+            // All pages were spared this time.
             return (Attempt::Begun(0), looked_at);
         }
         let (mut begun, mut full, mut grows) = (0, false, false);
@@ -326,7 +328,7 @@ impl Evictor {
         }
         for (index, leaving) in all {
             let Some(space) = self.pager.space(index) else {
-                // It has just ended. Others hold the frames.
+                // The space has just ended. Other spaces hold the frames.
                 leaving.shared.iter().for_each(|sharer| self.pager.put_back_frame(sharer.frame));
                 continue;
             };
@@ -348,8 +350,8 @@ impl Evictor {
 }
 
 impl Pager {
-    /// Far memory is full, but some of it holds copies of pages that are also here: gives up to `want` of those slots
-    /// up. Returns how many. Where there are none, this costs a look at each space.
+    /// Frees up to `want` slots of pages that are also resident, since far memory is full. Returns how many were freed. If
+    /// there are none, this costs a look at each space.
     pub fn reclaim_clean_slots(&self, want: usize) -> u64 {
         let mut left = want as u64;
         for space in self.all_spaces() {
@@ -358,7 +360,8 @@ impl Pager {
             }
             left -= space.lock().states.release_clean(left, &mut self.far.slots());
         }
-        // Others may have the frames in between; here, their lock ends with the statement.
+        // The lock of the frames ends with this statement and is taken anew in each round, so that other threads get it in
+        // between.
         let looks = self.sharing.frames().looks();
         for _ in 0..looks {
             if left == 0 {

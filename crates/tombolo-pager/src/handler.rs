@@ -1,7 +1,6 @@
-//! Fault handlers: one thread a processor, each with a poll set of its own, so
-//! that a fault is mostly served on the processor where it happened. Waking a
-//! thread elsewhere costs several times as much as serving the fault. Where many threads
-//! fault ([`crate::home`]), one of them serves all, and reads many faults in a call.
+//! Fault handlers: one thread for each processor, with a poll set of its own, so that a fault is mostly served on the
+//! processor where it happened. Waking a thread on another processor costs several times as much as serving the fault.
+//! Where many threads fault ([`crate::home`]), one handler serves all of them, and reads many faults in a call.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,32 +23,32 @@ use crate::stats::Counters;
 const FAR: u64 = u64::MAX;
 /// Marks the descriptor that ends a handler.
 const STOP: u64 = u64::MAX - 1;
-/// One fault in so many is looked at for where it happened: fewer, the longer
-/// that has not changed.
+/// One in this number of faults is sampled for where it happened. The longer that has not changed, the rarer the samples.
 const SAMPLE_EVERY: std::ops::RangeInclusive<u32> = 8..=64;
-/// How often it looks for the page before it looks for other faults.
+/// How often a handler polls for a page before it looks for other faults.
 const SPIN_ROUNDS: u32 = 8;
-/// Wake-ups in a row that found the fault taken, after which a handler rests.
+/// Number of wake-ups in a row that found the fault already served, after which a handler rests.
 const MISSES_MAX: u32 = 8;
 
-/// Up to this number of handlers, a fault wakes all that sleep, and the first one serves it: a handler whose processor other threads have taken
-/// delays no program. Where there are more handlers, a fault wakes one of them, and the scheduler places them, unless all faults are on one processor.
+/// Up to this number of handlers, a fault wakes all sleeping handlers, and the first one serves it. A handler that has lost
+/// its processor to other threads then delays no program. With more handlers, a fault wakes one of them, and the scheduler
+/// places them, unless all faults are on one processor.
 pub const FEW_HANDLERS: usize = 4;
 
 /// What one handler sleeps on.
 #[derive(Debug)]
 pub struct PollSet {
     epoll: OwnedFd,
-    /// Holds `stop` and `wake` only, for resting.
+    /// An epoll instance with `stop` and `wake` only, for resting.
     resting: OwnedFd,
     stop: OwnedFd,
     wake: OwnedFd,
-    /// A fault wakes one of the handlers that sleep, not all.
+    /// Whether a fault wakes one of the sleeping handlers rather than all.
     is_one_of_many: bool,
 }
 
 impl PollSet {
-    /// A set that holds what far memory has to say.
+    /// Creates a set with the events of far memory.
     pub fn new(far: &dyn FarMemory, is_one_of_many: bool) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
@@ -64,12 +63,11 @@ impl PollSet {
         Ok(Self { epoll, resting, stop, wake, is_one_of_many })
     }
 
-    /// Polls far memory's descriptors, and no longer those of lenders that are
-    /// lost: they stay ready for ever.
+    /// Adds the descriptors of far memory's links, and removes those of lost lenders, which would stay ready for ever.
     pub fn set_far(&self, far: &dyn FarMemory) {
         for link in far.links() {
             let descriptor = link.peer.link.descriptor();
-            // Present or absent already is fine.
+            // It does not matter if the descriptor was added or removed before.
             if link.is_alive {
                 let data = epoll::EventData::new_u64(FAR);
                 let _ = epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN);
@@ -79,7 +77,7 @@ impl PollSet {
         }
     }
 
-    /// Adds the faults of a space.
+    /// Adds a space's userfaultfd.
     pub fn add_space(&self, space: &Space) -> io::Result<()> {
         let data = epoll::EventData::new_u64(u64::from(space.index));
         let flags = epoll::EventFlags::IN;
@@ -88,7 +86,7 @@ impl PollSet {
         Ok(())
     }
 
-    /// Removes them. Closing does not: the agent and the keeper have duplicates.
+    /// Removes a space's userfaultfd. Closing it would not do so: the agent and the keeper have duplicates.
     pub fn remove_space(&self, space: &Space) {
         let _ = epoll::delete(&self.epoll, space.uffd.as_fd());
     }
@@ -98,7 +96,7 @@ impl PollSet {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Sleeps until woken, stopped, or the time is over. Returns whether it is over.
+    /// Sleeps until woken or stopped, for at most `time`. Returns whether the time has passed.
     fn rest(&self, time: Duration) -> bool {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let count = epoll::wait(&self.resting, &mut [nothing][..], Some(&event::timespec(time)));
@@ -115,7 +113,7 @@ impl PollSet {
 /// Serves faults until the run is over. `number` names the poll set and the processor.
 pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     serve(pager, number, processor);
-    // Of the count alone, nothing depends on it.
+    // The count is for the report only.
     Counters::add(&pager.stats.counters.handler_switches, process::thread_switches().unwrap_or(0));
 }
 
@@ -146,7 +144,8 @@ fn serve(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             match handler.rests(set) {
                 Rest::None => {}
                 Rest::Woken => continue,
-                // The handler that was to serve meanwhile may have no processor. It was woken, so this one's set does not tell.
+                // The handler that is to serve meanwhile may have no processor. An event wakes that handler only, so this
+                // one's poll set would not report it.
                 Rest::Over => helps = handler.help(),
             }
         }
@@ -158,7 +157,7 @@ fn serve(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         let count = match epoll::wait(&set.epoll, &mut events[..], timeout.as_ref()) {
             Ok(count) => count,
             Err(rustix::io::Errno::INTR) => continue,
-            // Programs would wait for ever for handlers that end one by one: the run ends, as by a panic.
+            // If handlers ended one by one, programs would wait for ever. So the run ends, as after any panic.
             Err(errno) => panic!("a fault handler cannot wait for faults: {errno}"),
         };
         let mut far = looks || (count == 0 && sleep.is_some());
@@ -182,7 +181,8 @@ fn serve(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
                 }
             }
         }
-        // Where a fault wakes one of many, it may have woken the one that has no processor: this one's set does not tell.
+        // If a fault wakes only one handler, it may have woken the one without a processor. This handler's poll set does
+        // not report it.
         helps = helps && (served || handler.help());
         // A handler that polls for a far page maps nothing meanwhile: the page would wait.
         if !served && !spinning {
@@ -199,14 +199,14 @@ fn serve(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     }
 }
 
-/// How a handler has rested.
+/// Result of a rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
-    /// Not at all.
+    /// The handler has not rested.
     None,
-    /// Until something changed for it.
+    /// It was woken or stopped, or has not slept because all other handlers rest.
     Woken,
-    /// For as long as it may.
+    /// It has rested for the whole time.
     Over,
 }
 
@@ -214,17 +214,17 @@ enum Rest {
 struct Handler<'a> {
     pager: &'a Arc<Pager>,
     number: usize,
-    /// It has sent for a page, and polls until then.
+    /// The handler has sent for a page, and polls for it until this time.
     spin_until: Option<Instant>,
-    /// The space of the fault before, most likely that of the next one.
+    /// The space of the previous fault, most likely that of the next one.
     latest: Option<Arc<Space>>,
-    /// Pages of first touches of this space are put off.
+    /// The space in which pages of first touches are put off, if there is one.
     unfinished: Option<u32>,
     /// Its processor.
     processor: Option<usize>,
-    /// It goes where the scheduler finds room.
+    /// Whether the handler is not pinned: it runs where the scheduler places it.
     alone: bool,
-    /// Wake-ups in a row that found the fault taken.
+    /// Wake-ups in a row that found the fault already served.
     misses: u32,
     faults_to_sample: u32,
     sample_every: u32,
@@ -232,7 +232,8 @@ struct Handler<'a> {
 }
 
 impl Handler<'_> {
-    /// Stays on its processor, unless it serves a crowd, or is one of many and faults are anywhere.
+    /// Pins the handler to its processor, or frees it if it serves a crowd, or if it is one of many and faults have no
+    /// home.
     fn settle(&mut self) {
         let home = &self.pager.home;
         let is_many = self.pager.polls.len() > FEW_HANDLERS;
@@ -248,7 +249,7 @@ impl Handler<'_> {
         };
     }
 
-    /// Rests if faults are on another processor, or others are always quicker.
+    /// Rests if faults are on another processor, or if other handlers are always quicker.
     fn rests(&mut self, set: &PollSet) -> Rest {
         let pager = self.pager;
         let elsewhere = pager.home.is_elsewhere(self.number);
@@ -260,7 +261,7 @@ impl Handler<'_> {
         let is_over = if elsewhere {
             set.rest(timing::HANDLER_LONG_REST)
         } else {
-            // Somebody must stay up.
+            // At least one handler must stay awake.
             others_awake && set.rest(timing::HANDLER_REST)
         };
         pager.awake.fetch_add(1, Ordering::AcqRel);
@@ -294,20 +295,20 @@ impl Handler<'_> {
         served.events > 0
     }
 
-    /// Serves what any space has. Returns whether one had something.
+    /// Serves waiting events of all spaces. Returns whether there were any.
     fn help(&mut self) -> bool {
         let spaces = self.pager.all_spaces();
         spaces.iter().filter(|space| self.serve(space.index, false)).count() > 0
     }
 
-    /// Goes on with first touches, where no fault waits.
+    /// Maps further pages of first touches, if no fault waits.
     fn go_on(&mut self) {
         if let Some(index) = self.unfinished.take() {
             self.serve(index, true);
         }
     }
 
-    /// Whoever has sent for a page polls for it; the others sleep. Returns whether to go on polling.
+    /// Polls for a page if this handler has sent for one; the other handlers sleep. Returns whether to go on polling.
     fn spin(&mut self) -> bool {
         for _ in 0..SPIN_ROUNDS {
             let Some(end) = self.spin_until else { return false };
@@ -328,7 +329,7 @@ impl Handler<'_> {
         self.spin_until.is_some()
     }
 
-    /// Looks where a faulting thread runs; returns after how many faults to look again.
+    /// Samples where a faulting thread runs. Returns after how many faults to sample again.
     fn sample(&mut self, space: u32, thread: u32) -> u32 {
         let Some(processor) = self.sampler.processor_of(thread) else { return self.sample_every };
         let seen = Seen { space, thread, processor };
@@ -338,7 +339,7 @@ impl Handler<'_> {
                     set.wake();
                 }
             }
-            // What has just changed is looked at closely.
+            // After a change, samples are taken more often.
             self.sample_every = *SAMPLE_EVERY.start();
             return 1;
         }

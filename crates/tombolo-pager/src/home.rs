@@ -1,15 +1,15 @@
-//! Where faults happen, so that only the handler on that processor is woken.
+//! Tracks where faults happen, so that only the handler on that processor is woken.
 //!
-//! A fault wakes every handler that does not rest, or one of them where they are many. The one on the processor of
-//! the faulting thread serves it in a few microseconds; where another one wins,
-//! the thread has to be woken across processors, which costs several times as
-//! much. So the processor of the faulting thread is sampled, and while all recent
+//! A fault wakes every handler that does not rest, or only one of them if there are many. The handler on the processor of
+//! the faulting thread serves it in a few microseconds. If another handler is first, the thread has to be woken across
+//! processors, which costs several times as much. So the processor of the faulting thread is sampled, and while all recent
 //! samples name the same one, the handlers elsewhere rest.
 //!
-//! A *crowd* is more threads than there are handlers, and more than two of one program: its page table is one, and
-//! processors are busy anyway, so one handler serves all faults, many with each call, and the others rest. (Bare faults of one
-//! program on 16 processors, at 4 and 16 threads, took 3.2 and 3.5 us by one handler, and 11 and 4.5 by one on each processor, with
-//! 25 and 10 times the processor time.)
+//! A *crowd* is more faulting threads than there are handlers, or more than two of a single program. A program's page table
+//! is served by one handler at a time anyway, and with a crowd the processors are busy. So one handler serves all faults,
+//! many with each call, and the others rest. (Bare faults of one program on 16 processors, with 4 and 16 threads, took 3.2
+//! and 3.5 us with one handler. With a handler on each processor they took 11 and 4.5 us, and 25 and 10 times the processor
+//! time.)
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// No single home.
+/// Value of a handler: there is no single home.
 const ANYWHERE: usize = usize::MAX;
-/// Samples that must agree.
+/// Number of latest samples that must agree on a home.
 const AGREE: usize = 3;
-/// Samples among which threads are counted. So with this many handlers or more, threads of several programs are no crowd: one
-/// handler for all of them would be the one that all wait for.
+/// Number of samples among which threads are counted. So with this many handlers or more, threads of several programs are
+/// no crowd: a single handler would delay all of them.
 const SAMPLES: usize = 8;
-/// Threads of one program beyond which they are a crowd, however many handlers there are.
+/// A program with more faulting threads than this is a crowd, however many handlers there are.
 const ONES_OWN: usize = 2;
 
 /// Where a fault was seen to happen.
@@ -59,7 +59,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// With a handler on each of the first `handlers` of these processors. With one processor, there is
+    /// Creates the tracker for a handler on each of the first `handlers` of these processors. With one processor, there is
     /// nothing to choose.
     pub fn new(processors: &[usize], handlers: usize) -> Self {
         Self {
@@ -71,13 +71,13 @@ impl Home {
         }
     }
 
-    /// Whether faults are for another handler than this.
+    /// Whether another handler than this one is to serve all faults.
     pub fn is_elsewhere(&self, handler: usize) -> bool {
         let home = self.handler.load(Ordering::Relaxed);
         home != ANYWHERE && home != handler
     }
 
-    /// The processor where all faults happen, if it is one.
+    /// The processor where all faults happen, if there is one.
     pub fn processor(&self) -> Option<usize> {
         if self.is_crowded() {
             return None;
@@ -95,13 +95,13 @@ impl Home {
         &self.processors
     }
 
-    /// Handler `observer` has seen a fault. Returns whether anything has changed for the handlers.
+    /// Notes a fault that handler `observer` has seen. Returns whether the home, or whether there is a crowd, has changed.
     pub fn observe(&self, observer: usize, Seen { space, thread, processor }: Seen) -> bool {
         if self.processors.len() < 2 {
             return false;
         }
         let handler = self.processors.iter().position(|&known| known == processor);
-        // A processor without a handler is served from anywhere.
+        // Faults on a processor without a handler are served by any handler.
         let handler = handler.filter(|&handler| handler < self.handlers).unwrap_or(ANYWHERE);
         let mut recent = self.recent.lock();
         let (samples, turn) = &mut *recent;
@@ -135,10 +135,10 @@ impl Home {
     }
 }
 
-/// Looks where threads last ran.
+/// Reads on which processor a thread last ran.
 #[derive(Debug, Default)]
 pub struct Sampler {
-    /// Opening the file costs as much as reading it.
+    /// The thread seen last and its open file: opening the file costs as much as reading it.
     open: Option<(u32, File)>,
 }
 
@@ -152,7 +152,7 @@ impl Sampler {
         let (_, file) = self.open.as_ref()?;
         let mut text = [0u8; 512];
         let Ok(length) = file.read_at(&mut text, 0) else {
-            // The thread has ended; its number may be given to another.
+            // The thread has ended, and its number may be another thread's later.
             self.open = None;
             return None;
         };
@@ -160,7 +160,7 @@ impl Sampler {
     }
 }
 
-/// Field 39 of `/proc/PID/stat`; the second may hold anything in parentheses.
+/// Reads field 39 of `/proc/PID/stat`. The second field may hold anything in parentheses.
 fn parse_processor(stat: &[u8]) -> Option<usize> {
     let end = stat.iter().rposition(|&byte| byte == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
@@ -218,7 +218,8 @@ mod tests {
         assert_eq!(home.processor(), Some(4));
     }
 
-    /// One page table is served by one handler at a time anyway; several are not.
+    /// One page table is served by one handler at a time anyway. The tables of several programs are served at the same
+    /// time.
     #[test]
     fn threads_of_one_program_are_a_crowd_before_those_of_several() {
         let processors: Vec<usize> = (0..16).collect();

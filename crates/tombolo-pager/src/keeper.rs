@@ -1,10 +1,9 @@
 //! The keeper: a small process that holds a duplicate of every userfaultfd.
 //!
-//! Were all holders of a userfaultfd gone, the kernel would let the threads that wait
-//! for a page go on, with zeroes. So when the supervisor is lost, however it ends, the
-//! keeper still holds them: it ends the programs, and poisons what a process that it does
-//! not know by name touches. It starts before the program, decides nothing else, and is
-//! ended by the supervisor.
+//! If all holders of a userfaultfd were gone, the kernel would let the threads that wait for a page go on, with zeroes. So
+//! the keeper holds a duplicate. When the supervisor is lost, however it ends, the keeper ends the programs, and poisons
+//! the pages that processes touch whose programs it does not know. It starts before the program, decides nothing else, and
+//! is ended by the supervisor.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Write};
@@ -28,25 +27,25 @@ use tombolo_host::{event, process};
 
 use crate::space::Space;
 
-/// A space, with its userfaultfd.
+/// Message: a space begins. With its userfaultfd.
 const ADD: u8 = 1;
-/// The program of a space, with its pidfd.
+/// Message: the program of a space is known. With its pidfd.
 const PROGRAM: u8 = 2;
-/// A space has ended.
+/// Message: a space has ended.
 const REMOVE: u8 = 3;
 
-/// The supervisor's side.
+/// The supervisor's handle of the keeper.
 #[derive(Debug)]
 pub struct Keeper {
     socket: OwnedFd,
-    /// A pidfd, not a process id: the supervisor waits for all its children, so a keeper that has ended may be reaped already, and
-    /// another process have its id.
+    /// A pidfd rather than a process id: the supervisor waits for all its children, so a keeper that has ended may be
+    /// reaped already, and another process may have its id.
     process: OwnedFd,
-    /// What its socket has not taken yet.
+    /// Messages that the keeper's socket has not taken yet.
     waiting: Mutex<VecDeque<Outgoing>>,
 }
 
-/// Of which kind, about which space, and what goes along.
+/// A message to the keeper: its kind, the index of a space, and a descriptor.
 type Outgoing = (u8, u32, Option<OwnedFd>);
 
 impl Keeper {
@@ -62,18 +61,19 @@ impl Keeper {
         Ok(Self { socket: ours, process: process::pidfd(child.id())?, waiting: Mutex::default() })
     }
 
-    /// Its number. `None`: it has ended.
+    /// Process number of the keeper. `None` if it has ended.
     pub fn pid(&self) -> Option<u32> {
         process::pid_of(self.process.as_fd()).ok().flatten()
     }
 
-    /// Tells it something, in order; what it does not take now (it may have no processor while many processes are made) is told later.
-    /// False: there is no descriptor for what would have to wait, so it never hears of that.
+    /// Sends the keeper a message, in order. If the socket is full (the keeper may have no processor while many processes
+    /// are made), the message is kept and sent later. Returns `false` if there is no descriptor for a kept message, which
+    /// is then lost.
     fn send(&self, kind: u8, space: u32, descriptor: Option<BorrowedFd<'_>>) -> bool {
         let mut waiting = self.waiting.lock();
         self.send_those(&mut waiting);
         if kind == REMOVE && waiting.iter().any(|(kind, of, _)| (*kind, *of) == (ADD, space)) {
-            // It has not heard of that space.
+            // The keeper was not told of that space yet.
             waiting.retain(|(_, of, _)| *of != space);
         } else if !waiting.is_empty() || !self.try_send(kind, space, descriptor) {
             let Ok(twin) = descriptor.map(|descriptor| descriptor.try_clone_to_owned()).transpose() else {
@@ -84,7 +84,7 @@ impl Keeper {
         true
     }
 
-    /// Tells it what it has not taken before.
+    /// Sends the kept messages as far as the socket takes them.
     pub fn send_waiting(&self) {
         self.send_those(&mut self.waiting.lock());
     }
@@ -98,7 +98,7 @@ impl Keeper {
         }
     }
 
-    /// False: its socket is full.
+    /// Sends a message. Returns `false` if the socket is full.
     fn try_send(&self, kind: u8, space: u32, descriptor: Option<BorrowedFd<'_>>) -> bool {
         let [a, b, c, d] = space.to_ne_bytes();
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -107,36 +107,38 @@ impl Keeper {
         if !descriptors.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
-        // A keeper that was ended is missed only if the supervisor is, too; its agents remain.
+        // Other errors do not matter: a keeper that was ended is needed only if the supervisor is lost as well, and agents
+        // remain then.
         let sent = net::sendmsg(
             &self.socket,
             &[io::IoSlice::new(&[kind, a, b, c, d])],
             &mut control,
             SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
         );
-        // As many descriptors are under way as may be: these are in sockets that nobody has read.
+        // `TOOMANYREFS`: too many descriptors are in sockets whose receivers have not read them.
         !matches!(sent, Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS | Errno::INTR))
     }
 
-    /// A space begins. False: the keeper never hears of it.
+    /// Tells the keeper of a new space. Returns `false` if the message is lost.
     pub fn add(&self, space: &Space) -> bool {
         self.send(ADD, space.index, Some(space.uffd.as_fd()))
     }
 
-    /// The program of a space is known. Where the keeper never hears of that, it poisons what the program touches.
+    /// Tells the keeper the program of a space. If the message is lost, the keeper poisons the pages that the program
+    /// touches.
     pub fn program(&self, space: &Space, pidfd: &OwnedFd) {
         self.send(PROGRAM, space.index, Some(pidfd.as_fd()));
     }
 
-    /// A space has ended.
+    /// Tells the keeper that a space has ended.
     pub fn remove(&self, space: &Space) {
         self.send(REMOVE, space.index, None);
     }
 
-    /// The run is over, and nobody is left whose memory it would keep. A signal ends also one that somebody has stopped.
+    /// Ends the keeper at the end of a run that has left no processes. SIGKILL also ends a keeper that is stopped.
     pub fn end(&self) {
         let _ = process::signal(&self.process, libc::SIGKILL);
-        // One whose control group is frozen ends when that goes on; one that was reaped has no status.
+        // A keeper in a frozen control group ends when the group is thawed. A keeper that was reaped has no status.
         let since = Instant::now();
         let flags = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         while let Ok(None) | Err(Errno::INTR) = waitid(WaitId::PidFd(self.process.as_fd()), flags)
@@ -153,7 +155,7 @@ struct Kept {
     program: Option<OwnedFd>,
 }
 
-/// Keeps until the supervisor at the other end of `socket` is lost.
+/// Runs the keeper until the supervisor at the other end of `socket` is lost.
 pub fn keep(socket: &OwnedFd) -> io::Result<()> {
     // The terminal's signals are for the program and its supervisor.
     let _ = rustix::process::setsid();
@@ -189,7 +191,7 @@ pub fn keep(socket: &OwnedFd) -> io::Result<()> {
 
 type Message = (u8, u32, Option<OwnedFd>);
 
-/// The next message; `None`: the supervisor is gone.
+/// Receives the next message. `None` if the supervisor is gone.
 fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
     let mut bytes = [0u8; 5];
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -212,7 +214,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
     Ok(Some((bytes[0], u32::from_ne_bytes([bytes[1], bytes[2], bytes[3], bytes[4]]), descriptor)))
 }
 
-/// Ends what is known by name; whatever else touches far memory gets SIGBUS. Returns when nobody is left.
+/// Ends the known programs; other processes that touch far memory get SIGBUS. Returns when no space has a process left.
 fn end_programs(mut kept: Vec<Kept>) {
     let pause = event::timespec(timing::KEEPER_INTERVAL);
     while !kept.is_empty() {
@@ -226,7 +228,7 @@ fn end_programs(mut kept: Vec<Kept>) {
             while let Ok(Some(event)) = space.uffd.read_event() {
                 match event {
                     Event::Fault { address, .. } => {
-                        // Present after all: the thread goes on with what is there.
+                        // If the page is present after all, the thread goes on with it.
                         let _ = space.uffd.poison(address, PAGE_BYTES as usize);
                         let _ = space.uffd.write_protect(address, PAGE_BYTES as usize, false);
                         let _ = space.uffd.wake(address, PAGE_BYTES as usize);
@@ -282,7 +284,7 @@ mod tests {
         let expected: Vec<_> = (0..299).map(|space| (ADD, space)).chain([(REMOVE, 0)]).collect();
         assert_eq!(heard, expected);
         assert!(keeper.waiting.lock().is_empty());
-        // When it is gone, nothing waits for it.
+        // When the keeper is gone, nothing waits for it.
         drop(theirs);
         keeper.send(ADD, 5, Some(descriptor.as_fd()));
         assert!(keeper.waiting.lock().is_empty());

@@ -8,8 +8,7 @@
 //!                                    front, which stands for the program at the shell; keeper, which outlives all
 //! ```
 //!
-//! [`run()`] starts a program under it and comes back when the program and all
-//! its descendants have ended.
+//! [`run()`] starts a program under the pager and returns when the program and all its descendants have ended.
 
 mod arrive;
 mod attach;

@@ -1,9 +1,8 @@
-//! The lock of a page table, and waking threads after it.
+//! The lock of a page table, which wakes threads after it is released.
 //!
-//! Pages are mapped under the lock. Were the threads that wait for them woken there, too,
-//! the scheduler would often let such a thread run at once, in place of the thread that
-//! holds the lock, and the other handlers would wait until the program faults again. So
-//! mapping wakes nobody; who is to be woken is noted, and woken when the lock is free.
+//! Pages are mapped under the lock. If the threads that wait for them were woken under the lock, too, the scheduler would
+//! often run such a thread at once in place of the thread that holds the lock, and the other handlers would wait until the
+//! program faults again. So mapping wakes no thread. The ranges to wake are noted, and woken when the lock is free.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -15,16 +14,16 @@ use tombolo_host::uffd::UffdError;
 
 use crate::space::{Space, Table};
 
-/// Ranges noted without an allocation: a fault maps one or two. A handler that serves a crowd reads up to 64 faults in a
-/// call.
+/// Ranges that are noted without an allocation: a fault maps one or two. A handler that serves a crowd reads up to 64
+/// faults in a call.
 const RANGES: usize = 4;
 
-/// Ranges of pages, threads that wait for which are to be woken: first page and number of pages.
+/// Ranges of pages whose waiting threads are to be woken: first page and number of pages.
 #[derive(Debug, Default)]
 pub struct Wakes(SmallVec<[(Page, u64); RANGES]>);
 
 impl Wakes {
-    /// Adds a range, to the last one if they touch.
+    /// Adds a range, joined to the last one if it directly follows it.
     fn add(&mut self, first: Page, pages: u64) {
         match self.0.last_mut() {
             Some((last, count)) if *last + *count == first => *count += pages,
@@ -47,7 +46,7 @@ impl<'a> Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Unlocks the table for a thread that waits for it, if there is one, before this thread can lock it again.
+    /// Unlocks the table. If a thread waits for it, that thread gets the lock before this one can lock it again.
     pub(crate) fn unlock_fairly(self) {
         let mut this = ManuallyDrop::new(self);
         let wakes = std::mem::take(&mut this.table.wakes);
@@ -81,7 +80,7 @@ impl Drop for Locked<'_> {
 }
 
 impl Space {
-    /// Threads that wait for these pages try again.
+    /// Wakes the threads that wait for these pages.
     pub(crate) fn wake_all(&self, wakes: &Wakes) {
         wakes.0.iter().for_each(|&range| self.wake(range));
     }
@@ -129,14 +128,14 @@ impl Space {
         mapped
     }
 
-    /// Takes the write protection off a page; threads that wait for that go on when the table is unlocked.
+    /// Removes the write protection of a page. Threads that wait for that go on when the table is unlocked.
     pub(crate) fn unprotect(&self, table: &mut Table, page: Page) -> Result<(), UffdError> {
         self.uffd.unprotect_without_wake(Space::address(page), PAGE_BYTES as usize)?;
         self.wake_later(table, page, 1);
         Ok(())
     }
 
-    /// Threads that wait for these pages try again when the table is unlocked.
+    /// Wakes the threads that wait for these pages when the table is unlocked.
     pub(crate) fn wake_later(&self, table: &mut Table, first: Page, pages: u64) {
         table.wakes.add(first, pages);
     }

@@ -1,7 +1,8 @@
-//! An agent that ends while it has a command: somebody has killed it. What it had done by then, the page tables of its
-//! program tell: it moves a page, or drops it, wholly or not at all. So the batch goes on as if it had answered.
+//! Deals with an agent that was killed while it had a command. The page tables of its program tell what it had done by
+//! then: it moves or drops a page wholly or not at all. So the batch goes on as if the agent had answered.
 //!
-//! [`found_moved`] asks the page tables the same of an agent that lives, where the kernel has reported an error of a move.
+//! [`found_moved`] looks at the page tables in the same way where an agent lives and the kernel has reported an error of a
+//! move.
 
 use std::io;
 use std::time::Instant;
@@ -18,7 +19,8 @@ use crate::space::Space;
 use tombolo_pager_protocol::{AREA_PAGES, Done};
 
 impl Evictor {
-    /// The agent did not get its command: it has ended, and what it was to do stays undone.
+    /// Ends a batch whose agent did not get its command because it has ended: the pages that it should have moved or
+    /// dropped stay.
     pub(crate) fn not_commanded(&mut self, mut batch: Batch) {
         for victim in &mut batch.victims {
             if matches!(victim.at, At::Ordered | At::Kept) {
@@ -34,11 +36,11 @@ impl Evictor {
         }
     }
 
-    /// The agent has hung up, at that time, or does not say what it should; this was its task. False: the batch has to wait, and
-    /// stands last now.
+    /// Goes on with a batch whose agent has hung up, or has sent an invalid answer, at the time `since`; `task` was its
+    /// task. Returns `false` if the batch has to wait; it is then the last one in the list.
     pub(crate) fn agent_lost(&mut self, mut batch: Batch, task: Task, since: Instant) -> bool {
         let told = match &task {
-            // Pages that share frames are counted when they are looked at: nothing is in doubt.
+            // Pages that share frames are counted when they are verified, so nothing is in doubt here.
             Task::Own(_) if !batch.agent.has_ended() => Told::NotYet,
             Task::Own(_) | Task::Clear(_) => Told::Never,
             Task::Move => look_at_what_was_done(&batch, |thread| what_was_moved(&self.pager, &batch, thread)),
@@ -62,7 +64,7 @@ impl Evictor {
             }
             (task, Told::Done { done, doubtful }) => {
                 for victim in batch.victims.iter_mut().filter(|victim| Some(victim.page) == doubtful) {
-                    // Rather no contents than wrong ones.
+                    // The page is lost rather than have wrong contents.
                     victim.happened(Event::Doubtful);
                 }
                 batch.begun = batch.agent.begun();
@@ -78,7 +80,8 @@ impl Evictor {
                 victim.happened(Event::AgentLost);
             }
         }
-        // The program mostly ends before its agent, or executes another one, which nothing here concerns.
+        // In most cases the program has ended before its agent, or has executed another program, which must not be ended
+        // for this.
         if batch.space.is_memory_of(&batch.agent.program) {
             let agent = &batch.agent;
             let why = || format!("what its agent has evicted is not known ({})", agent.end());
@@ -89,13 +92,15 @@ impl Evictor {
     }
 }
 
-/// What can be told of a command whose agent was killed.
+/// What is known of a command whose agent was killed.
 enum Told {
-    /// It had done this. One page may have been dropped by it or by its program.
+    /// The agent had done this. One page may have been dropped by the agent or by its program.
     Done { done: Done, doubtful: Option<Page> },
-    /// It is just ending, or its program is changing its mappings or its threads, or no descriptor is left to look.
+    /// Not known yet: the agent is just ending, or its program is changing its mappings or its threads, or no descriptor or
+    /// memory is left to look.
     NotYet,
-    /// Its program has ended, too, or has executed another one, or cannot be looked at. Or it need not be told.
+    /// Never known, or not needed: the program has ended, too, or has executed another one, or its page tables cannot be
+    /// read.
     Never,
 }
 
@@ -109,9 +114,10 @@ impl From<io::Error> for Told {
     }
 }
 
-/// What an agent had done of its command when it ended, as its program's page tables tell; `look` looks at them by the number of a thread.
+/// Finds out how much of its command an agent had carried out when it ended. `look` reads the page tables of the program by
+/// the number of one of its threads.
 fn look_at_what_was_done(batch: &Batch, look: impl Fn(u32) -> io::Result<Told>) -> Told {
-    // Its socket closes after it has given its memory up, and shortly before it has ended.
+    // The agent's socket closes after the agent has released its memory, and shortly before it has ended.
     if !batch.agent.has_ended() {
         return Told::NotYet;
     }
@@ -125,7 +131,7 @@ fn look_at_what_was_done(batch: &Batch, look: impl Fn(u32) -> io::Result<Told>) 
 fn what_was_dropped(pager: &Pager, batch: &Batch, drops: &[(Page, u32)], thread: u32) -> io::Result<Told> {
     let begun = batch.agent.begun();
     let mut done = Done { number: batch.command, dropped: begun / 2, moved: [0; AREA_PAGES] };
-    // It was killed at this one.
+    // The agent was killed while it dropped this page.
     let Some(&(page, _)) = drops.get(done.dropped as usize).filter(|_| begun % 2 == 1) else {
         return Ok(Told::Done { done, doubtful: None });
     };
@@ -141,10 +147,11 @@ fn what_was_dropped(pager: &Pager, batch: &Batch, drops: &[(Page, u32)], thread:
     }
     done.dropped += 1;
     let range = (Space::address(page), Space::address(page + 1));
-    // Killed while it waited until the kernel's event was read: that is gone then, and so is the page. Of a drop of the
-    // program's there would be an event. Where one has come, it is not known whose.
+    // The agent was killed while it waited for the kernel's event to be read. The event is gone then, and so is the page. A
+    // drop by the program would have sent an event. If an event of this range was read, it is not known whether it was the
+    // agent's.
     let is_its_own = table.own_drops.contains(&range);
-    // The next event of this range is the program's.
+    // From now on, an event of this range is the program's.
     table.own_drops.retain(|own| *own != range);
     Ok(Told::Done { done, doubtful: (!is_its_own).then_some(page) })
 }
@@ -171,18 +178,21 @@ fn what_was_moved(pager: &Pager, batch: &Batch, thread: u32) -> io::Result<Told>
             (false, false) => libc::ENOENT as u8,
         };
     }
-    // Each is in one place, whatever is changing elsewhere.
+    // If each page is in exactly one place, the result is certain even though mappings are changing.
     Ok(if is_changing && !is_clear { Told::NotYet } else { Told::Done { done, doubtful: None } })
 }
 
-/// Which of these victims of a batch, each with its number there, lie in the staging area and not where they were. An error:
-/// that cannot be told, now or at all.
+/// Which of these victims of a batch, each given with its index there, lie in the staging area and not where they were.
+///
+/// # Errors
+///
+/// The page tables cannot be read, now or at all.
 pub(crate) fn found_moved(
     pager: &Pager,
     batch: &Batch,
     victims: &[(usize, &Victim)],
 ) -> io::Result<Vec<bool>> {
-    // Nobody changes what is there until the next command. Mostly nothing is.
+    // Until the next command, no one changes the staging area. Most of the time it holds none of these pages.
     let staged = by_memory(batch, |process| {
         let address = |(index, _): &(usize, &Victim)| batch.space.staging_address(batch.area, *index as u32);
         pagemap::hold_something(process, victims.iter().map(address))
@@ -195,22 +205,22 @@ pub(crate) fn found_moved(
             let now = |(_, victim): &(usize, &Victim)| Space::address(table.states.operation(victim.page).0);
             pagemap::hold_something(process, victims.iter().map(now))
         })?;
-        // Another page may stand in its place, of which nothing is known yet.
+        // A new page whose event was not read yet may have taken the place of one that was moved.
         let is_unclear = stayed.iter().zip(&staged).any(|(stayed, staged)| *stayed && *staged);
         if is_changing && is_unclear {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         Ok(stayed.into_iter().zip(&staged).map(|(stayed, staged)| *staged && !stayed).collect())
     });
-    // Faults that were read on the way.
+    // Serves the faults that were read meanwhile.
     pager.serve_deferred();
     found
 }
 
-/// Looks at a space's memory by the number of a process that has it: its agent, else its program.
+/// Looks at a space's memory by the number of a process that has it: its agent, or else its program.
 fn by_memory<T>(batch: &Batch, look: impl Fn(u32) -> io::Result<T>) -> io::Result<T> {
     let looked = look(batch.agent.pid);
-    // Once it has ended, its number may be another process's.
+    // When the agent has ended, its number may be another process's.
     if looked.is_ok() && !batch.agent.has_ended() {
         return looked;
     }

@@ -1,12 +1,14 @@
-//! The pager's shared state, and what its threads have in common.
+//! The pager's shared state, and helpers that its threads use.
 //!
-//! Locks, in the order they may be taken: a space's table, its child's, then slots,
-//! then frames, then replacement. The tasks of [`crate::sharing`] may be locked with a table locked, and the frames left alone
-//! inside them; accounts are locked inside all these, and what is on the way inside them ([`crate::room`]). A space's table is locked while its events are read and its pages
-//! are mapped (at most 64 at once, some 90 us), and while a handler waits for the gate: microseconds, and milliseconds
-//! where the agent has lost its processor, where pages that a fork shares are verified, and where they are protected (10 ms for
-//! 2 GiB). No lock is held while waiting for an agent's
-//! answer or for a lender.
+//! Locks, in the order in which they may be taken: a space's table, its child's table, slots, frames, replacement. The
+//! tasks of [`crate::sharing`] may be locked while a table is locked; inside them, only the list of frames that have become
+//! alone is locked. The accounts of [`crate::room`] are locked inside all of these, and the pages on the way inside the
+//! accounts.
+//!
+//! A space's table is locked while its events are read and its pages are mapped (at most 64 at once, some 90 us), and while
+//! a handler waits for the gate. This takes microseconds. It takes milliseconds where the agent has lost its processor,
+//! where pages that a fork shares are verified, and where such pages are protected (10 ms for 2 GiB). No lock is held while
+//! a thread waits for an agent's answer or for a lender.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -35,25 +37,26 @@ use crate::stats::{Counters, Stats};
 use crate::unserved::Unserved;
 use tombolo_pager_protocol::AREA_PAGES;
 
-/// Bounds of the room that is kept free, in pages: a 64th of the limit, within these, up to a 32nd.
+/// Bounds, in pages, of the room that is kept free. It starts at a 64th of the limit and may grow to a 32nd, within these
+/// bounds.
 const HEADROOM_LEAST: u64 = 64;
 const HEADROOM_MOST: u64 = 1024;
 
-/// Least room that is kept free. The more it is, the more pages leave each time that the evictor is woken
-/// (20-50 us on another processor).
+/// Least room that is kept free, in pages. The larger it is, the more pages leave each time the evictor is woken (a wake-up
+/// on another processor takes 20-50 us).
 fn least_headroom(limit_pages: u64) -> u64 {
     (limit_pages / 64).clamp(HEADROOM_LEAST, HEADROOM_MOST / 2)
 }
 
-/// Descriptors kept in reserve.
+/// Number of file descriptors kept in reserve.
 const SPARE: usize = 16;
 
-/// What the user is told while the program runs.
+/// Gives the user a message while the program runs.
 pub type Notify = Box<dyn Fn(&str) + Send + Sync>;
 
 /// Everything the handlers, the evictor and the attach thread share.
 pub struct Pager {
-    /// How much is resident, and how much may be, besides one staging area.
+    /// How many pages are resident, and how many may be, not counting one staging area.
     pub room: Room,
     /// Pages that forks share.
     pub(crate) sharing: Sharing,
@@ -61,77 +64,78 @@ pub struct Pager {
     headroom_pages: AtomicU64,
     /// Where evicted pages go.
     pub far: Arc<dyn FarMemory>,
-    /// Far memory was told that it will be needed.
+    /// Whether [`FarMemory::prepare`] was called: far memory knows that it will be needed.
     far_prepared: AtomicBool,
-    /// Batches since far memory was last looked at for how full it is.
+    /// Batches since the pager last checked how full far memory is.
     unwarned_batches: AtomicU32,
-    /// Pages of far memory of which it was said that three quarters are in use; 0: it was not.
+    /// Size of far memory, in pages, when the user was last warned that three quarters of it are in use. 0: no warning yet.
     full_told_pages: AtomicU64,
-    /// Which page goes next.
+    /// Chooses the pages that leave next.
     pub replacement: Mutex<Replacement>,
-    /// The address spaces. An index is never used twice: what is under way for a
-    /// space that has ended must not reach another.
+    /// The address spaces by index. An index is never used twice: an operation that is under way for a space that has ended
+    /// must not reach another space.
     pub spaces: RwLock<HashMap<u32, Arc<Space>>>,
     next_space: AtomicU32,
-    /// Most pages of local memory that processes with agents had besides what is served: mapped behind libc, in small pieces, or made
-    /// local. Of what is not served, a page that a fork shares counts in each process.
+    /// Most pages of local memory at any time that are not served, in all processes with agents: mapped by raw system
+    /// calls, in small mappings, or made local. A page that a fork shares counts once for each process.
     pub foreign_peak_pages: AtomicU64,
     /// Most pages of shared memory that one process had.
     pub shared_peak_pages: AtomicU64,
     /// Most pages of locked memory that one process had.
     pub locked_peak_pages: AtomicU64,
-    /// Pages that were found lost when they were touched, since a lender was last said to be gone.
+    /// Pages that were found lost when a program touched them, counted since the last message that a lender is gone.
     pub(crate) lost_untold: AtomicU64,
     /// Programs whose memory is not served.
     pub(crate) unserved_programs: Unserved,
     /// Faults that wait for room.
     pub waiting: Mutex<VecDeque<Fault>>,
-    /// What could not be served because the address space was changing.
+    /// Faults and arrived pages that could not be served because their address space was changing.
     pub deferred: Mutex<VecDeque<Deferred>>,
     /// Zero pages to copy from.
     pub zeroes: Pages,
-    /// The evictor sleeps here.
+    /// The doorbell that wakes the evictor.
     pub evictor: Doorbell,
-    /// The evictor's thread: it reads pages of programs, and one may be absent by then.
+    /// Thread number of the evictor. It reads pages of programs, so it can have faults of its own, on pages that have
+    /// become absent.
     pub evictor_thread: AtomicU32,
     /// Counters.
     pub stats: Stats,
-    /// Tells the user.
+    /// Gives the user a message.
     pub notify: Notify,
-    /// The run is over.
+    /// Set when the run is over.
     pub stopping: AtomicBool,
-    /// Where faults happen.
+    /// Tracks on which processor faults happen.
     pub home: Home,
-    /// Handlers that do not rest.
+    /// Number of handlers that do not rest.
     pub awake: AtomicUsize,
     /// Whether pages that are fetched for reading tend to be written.
     pub habit: WriteHabit,
-    /// What the handlers poll, one set each.
+    /// The poll sets, one for each handler.
     pub polls: Vec<PollSet>,
-    /// Held while the links in them change.
+    /// Held while the links in the poll sets change.
     pub polling: Mutex<()>,
-    /// Of children that cannot be served: a page fault there waits.
+    /// The userfaultfds of forked children that cannot be served: their page faults wait.
     pub unserved: Mutex<Vec<Userfaultfd>>,
-    /// Descriptors to give up where no other is left: a fork that cannot be followed would hang.
+    /// Descriptors that are closed when no other is left: a fork whose descriptor cannot be received would hang.
     spare: Mutex<Vec<std::fs::File>>,
     /// Holds every userfaultfd, and ends the programs if this process is lost.
     pub keeper: Keeper,
-    /// What was said once is not said again.
+    /// Keys of the messages that are given once a run and were given.
     said: Mutex<Vec<&'static str>>,
 }
 
-/// What came of mapping a page again.
+/// Result of mapping a page again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyBack {
-    /// It is there, or nobody wants it.
+    /// The page is mapped, or the program no longer has it.
     Mapped,
-    /// The address space is changing.
+    /// The page cannot be mapped now: the address space is changing, or the kernel has no memory.
     Later,
-    /// The kernel refuses.
+    /// The kernel refuses to map the page.
     Failed,
 }
 
-/// A flag to sleep on.
+/// A flag that a thread can sleep on until another thread sets it.
 #[derive(Debug, Default)]
 pub struct Doorbell {
     rung: AtomicBool,
@@ -140,7 +144,7 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// Wakes the sleeper, or keeps it from falling asleep. Costs a load where it is rung already.
+    /// Wakes the sleeper, or keeps it from falling asleep. If the doorbell is rung already, this costs only a load.
     pub fn ring(&self) {
         if !self.rung.load(Ordering::Relaxed) && !self.rung.swap(true, Ordering::SeqCst) {
             let sleeping = self.sleeping.lock();
@@ -150,7 +154,7 @@ impl Doorbell {
         }
     }
 
-    /// Sleeps until rung, at most this long.
+    /// Sleeps until the doorbell is rung, for at most `timeout`.
     pub fn wait(&self, timeout: std::time::Duration) {
         let mut sleeping = self.sleeping.lock();
         if !self.rung.swap(false, Ordering::SeqCst) {
@@ -178,7 +182,8 @@ impl Pager {
         keeper: Keeper,
         notify: Notify,
     ) -> std::io::Result<Self> {
-        // What lies in one staging area is local memory, too; what lies in others counts.
+        // Pages in staging areas are local memory, too. One area is taken off the limit here; pages beyond one area are
+        // counted.
         let limit_pages = (limit_bytes / PAGE_BYTES).saturating_sub(AREA_PAGES as u64);
         let mut polls = Vec::with_capacity(handlers);
         for _ in 0..handlers {
@@ -225,7 +230,7 @@ impl Pager {
         })
     }
 
-    /// The space of this index.
+    /// Returns the space with this index.
     pub fn space(&self, index: u32) -> Option<Arc<Space>> {
         self.spaces.read().get(&index).cloned()
     }
@@ -235,7 +240,7 @@ impl Pager {
         self.spaces.read().values().cloned().collect()
     }
 
-    /// Adds a space made by `make` from its index.
+    /// Adds a space. `make` creates it from its index.
     pub fn add_space(&self, make: impl FnOnce(u32) -> std::io::Result<Space>) -> std::io::Result<Arc<Space>> {
         let more = |index: u32| (index < PageName::SPACES_MAX).then_some(index + 1);
         let index =
@@ -255,20 +260,20 @@ impl Pager {
         Ok(space)
     }
 
-    /// From now on the handlers serve this space.
+    /// Adds the space to the poll sets: from now on the handlers serve its faults.
     pub fn poll_space(&self, space: &Space) -> std::io::Result<()> {
         self.polls.iter().try_for_each(|poll| poll.add_space(space))
     }
 
-    /// The program of a space has ended, or executed another one. Its agent goes as soon as no eviction is under way
-    /// there: a child may wait for what is being saved. Everything the space held is free when nobody has its memory
-    /// any more: another process may (`vfork`, `CLONE_VM`), and would read zeroes.
+    /// Begins to close a space whose program has ended or has executed another one. Its agent is dismissed as soon as no
+    /// eviction is under way there and no forked child waits for one. Everything the space held is freed when no process
+    /// has its memory any more: another process may still share it (`vfork`, `CLONE_VM`), and would read zeroes.
     pub fn close_space(&self, space: &Arc<Space>) {
         space.ending.store(true, Ordering::Release);
         self.close_if_ended(space);
     }
 
-    /// Goes on with closing a space, if its program has ended and no eviction is under way.
+    /// Continues to close a space if its program has ended and no eviction is under way.
     pub fn close_if_ended(&self, space: &Arc<Space>) {
         if !space.ending.load(Ordering::Acquire) {
             return;
@@ -278,8 +283,8 @@ impl Pager {
             if table.closed || !table.under_way.is_nothing() || table.states.is_followed() {
                 return;
             }
-            // Under the lock, so that no eviction begins with it. What the space has counts against the limit
-            // until it is free, which takes the agent's end.
+            // Under the lock, so that no eviction begins with this agent. The space's pages count against the limit until
+            // they are free, which they are when the agent has ended.
             if let Some(agent) = space.retire() {
                 space.dismiss(&agent);
             }
@@ -289,16 +294,16 @@ impl Pager {
         }
     }
 
-    /// Closes the other spaces whose address space has ended, where the event that tells of its end has not been read: the frames that they
-    /// held have fewer holders then. The caller has `own`'s table locked. Returns whether there were any.
+    /// Closes all spaces except `own` whose address space has ended although no event has told of it yet. The frames that
+    /// they held have fewer holders then. The caller has `own`'s table locked. Returns whether any space was closed.
     pub(crate) fn close_others_unused(&self, own: &Space) -> bool {
         let others =
             self.all_spaces().into_iter().filter(|space| space.index != own.index && space.is_unused());
-        // Without waiting: a thread that has the other table locked may wait for `own`'s.
+        // Without waiting for the lock: a thread that has the other table locked may wait for `own`'s.
         others.filter(|space| space.try_lock().is_some_and(|table| self.close(space, table))).count() > 0
     }
 
-    /// Closes a space whose memory nobody has any more. Returns whether it did.
+    /// Closes a space if no process has its memory any more. Returns whether it was closed.
     pub fn close_if_unused(&self, space: &Arc<Space>) -> bool {
         space.is_unused() && self.close(space, space.lock())
     }
@@ -312,7 +317,8 @@ impl Pager {
         self.replacement.lock().ended(space.index, names);
         self.room.give_back(&space.account, space.account.pages());
         space.clear_all_staged(&self.room);
-        // Whoever still has this space in a list, and does not ask whether it is closed, finds no slot and no frame to release again.
+        // A thread may still have this space in a list and not check whether it is closed. It finds no slot and no frame to
+        // release again.
         table.states = States::default();
         self.sharing.recount(&mut table);
         drop(table);
@@ -325,9 +331,10 @@ impl Pager {
         true
     }
 
-    /// Gives everything up that the pages of a space have, which has ended. Returns how many of them stand in a queue.
+    /// Releases the slots and frames of all pages of a space that has ended. Returns how many of its pages are named in a
+    /// queue.
     pub(crate) fn free_states(&self, table: &mut Table) -> usize {
-        /// Others need the slots meanwhile.
+        /// Pages freed before other threads may lock the slots.
         const AT_ONCE: usize = 4096;
         let mut names = 0;
         for part in table.states.all().chunks(AT_ONCE) {
@@ -346,20 +353,21 @@ impl Pager {
         names
     }
 
-    /// Where a page of the staging memory is.
+    /// Address of a page of the staging memory.
     pub(crate) fn staging_place(&self, place: u32) -> u64 {
         self.far.staging().address + u64::from(place) * PAGE_BYTES
     }
 
-    /// A program that cannot go on rightly does not go on.
+    /// Kills a program that cannot continue correctly, and tells the user why.
     pub fn end_program(&self, program: &Program, why: impl FnOnce() -> String) {
         let _ = process::signal(&program.pidfd, libc::SIGKILL);
         (self.notify)(&format!("ending process {}: {}", program.pid, why()));
     }
 
-    /// Evictions of a space have ended like this: their pages' states say so, threads that waited try
-    /// again, and children that share them learn it, too. Returns the names of the pages that stay because they are shared: they are in
-    /// no queue, until they are given to [`Replacement::retry`](tombolo_core::pager::Replacement::retry).
+    /// Ends evictions of a space with these outcomes: sets the states of their pages, wakes the threads that waited, and
+    /// passes the outcome to forked children that follow them. Returns the names of the pages that stay because they are
+    /// shared. Those are in no queue until they are given to
+    /// [`Replacement::retry`](tombolo_core::pager::Replacement::retry).
     #[must_use]
     pub(crate) fn end_operations(
         &self,
@@ -409,9 +417,9 @@ impl Pager {
             let is_on_its_way = |page: Page| {
                 matches!(states.get(page).state(), State::Fetching | State::EvictCopy | State::EvictDrop)
             };
-            // Some were woken otherwise: their mapping is gone.
+            // Some waiting threads were woken in another way, since their mapping is gone.
             waits.retain(|(page, _)| is_on_its_way(*page));
-            // Before anybody can close the space.
+            // Under the table's lock, so that no thread can close the space before this.
             let staged = remainder.area.filter(|_| remainder.staged > 0);
             let staged = staged.and_then(|area| space.staged_in(area, remainder.staged));
             self.room.evictions_ended(&space.account, (freed, gained), staged, remainder.copies);
@@ -437,18 +445,19 @@ impl Pager {
         shared
     }
 
-    /// Maps a page whose eviction could not be completed, here and in the children that wait for its end; whoever
-    /// has it mapped already keeps it. `is_here`: it is mapped here. May be called again.
+    /// Maps a page whose eviction could not be completed, in this space and in the forked children that wait for the end of
+    /// the eviction. A space that has the page mapped already keeps it. `is_here`: the page is mapped in this space. May be
+    /// called again after [`CopyBack::Later`].
     pub fn copy_back(&self, space: &Arc<Space>, began: Page, source: u64, is_here: bool) -> CopyBack {
         let mut left = vec![(space.clone(), began, is_here)];
         while let Some((space, began, is_here)) = left.pop() {
-            // Not even if it is absent: the program has dropped it since.
+            // With `is_here`, the page is not mapped even if it is absent: the program has dropped it since.
             match if is_here { CopyBack::Mapped } else { self.copy_back_here(&space, began, source) } {
                 CopyBack::Mapped => {}
                 other => return other,
             }
-            // Only now: a child that was forked before has been told of by the kernel, which maps nothing until
-            // then, and one that is forked from now on inherits the page.
+            // Only after the page is mapped here. The kernel has reported every child that was forked before, since it maps
+            // nothing until the fork's event is read. A child that is forked from now on inherits the page.
             let followers = space.lock().states.followers(began);
             left.extend(
                 followers
@@ -460,7 +469,7 @@ impl Pager {
     }
 
     fn copy_back_here(&self, space: &Arc<Space>, began: Page, source: u64) -> CopyBack {
-        /// Changes of the address space that are read before others get their turn.
+        /// Number of changes of the address space that are read before other threads get their turn.
         const CHANGES: u32 = 16;
         let mut table = space.lock();
         for _ in 0..CHANGES {
@@ -469,7 +478,7 @@ impl Pager {
                 return CopyBack::Mapped;
             }
             match space.map(&mut table, page, source, 1, false) {
-                // Where there is no mapping, nobody can ask for the page.
+                // Where there is no mapping, no thread can ask for the page.
                 Ok(_) | Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone) => {
                     return CopyBack::Mapped;
                 }
@@ -501,18 +510,18 @@ impl Pager {
         granted
     }
 
-    /// Room that is kept free ahead of need.
+    /// Room that is kept free ahead of need, in pages.
     pub fn headroom_pages(&self) -> u64 {
         self.headroom_pages.load(Ordering::Relaxed)
     }
 
-    /// How many pages are to leave, besides those that are on their way out, until as much room is free as is to be.
+    /// How many pages have to leave, besides the `leaving` ones that are on their way out, until the headroom is free.
     pub fn short_of(&self, leaving: usize) -> usize {
         let free = self.room.free() + leaving as i64;
         usize::try_from(self.headroom_pages().cast_signed() - free).unwrap_or(0)
     }
 
-    /// A fault had to wait for room: keep more of it free.
+    /// Keeps more room free: a fault had to wait for room.
     pub fn widen_headroom(&self) {
         let most =
             (self.room.limit_pages() / 32).clamp(least_headroom(self.room.limit_pages()), HEADROOM_MOST);
@@ -520,18 +529,19 @@ impl Pager {
         self.headroom_pages.store(wider, Ordering::Relaxed);
     }
 
-    /// No fault had to wait for a while: what is kept free is not used by the program.
+    /// Keeps less room free: no fault had to wait for a while, so the program does not need all of it.
     pub fn narrow_headroom(&self) {
         let narrower = (self.headroom_pages() * 7 / 8).max(least_headroom(self.room.limit_pages()));
         self.headroom_pages.store(narrower, Ordering::Relaxed);
     }
 
-    /// Gives claimed room back.
+    /// Returns claimed room.
     pub fn unreserve(&self, space: &Space, pages: u64) {
         self.room.give_back(&space.account, pages);
     }
 
-    /// Puts the name of a page that became resident into the queues, once.
+    /// Puts the name of a page that became resident into a queue, unless it is in one. `evicted_at`: when the page was
+    /// evicted, on the clock of evictions.
     pub fn queue(&self, space: &Space, table: &mut Table, page: Page, evicted_at: Option<u64>) {
         let entry = table.states.get(page);
         if !entry.is_queued() {
@@ -540,7 +550,7 @@ impl Pager {
         }
     }
 
-    /// Gives up one of the descriptors in reserve. False: there is none.
+    /// Closes one of the descriptors kept in reserve. Returns `false` if none is left.
     pub fn use_spare_descriptor(&self) -> bool {
         let used = self.spare.lock().pop().is_some();
         if used {
@@ -552,15 +562,15 @@ impl Pager {
         used
     }
 
-    /// Far memory is getting full: said while something can be done about it.
+    /// Warns the user that far memory is getting full while something can still be done about it.
     pub fn warn_of_full_far_memory(&self) {
-        // To look takes some microseconds.
+        // Batches between two checks: each takes some microseconds.
         const EVERY: u32 = 16;
         if !self.unwarned_batches.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
             return;
         }
         let status = self.far.status();
-        // Where no lender is left, that is told; and once more where there is more than when it was told.
+        // If no lender is left, the user is told of that elsewhere. The warning is repeated if far memory has grown since.
         let (most, told) = (status.most_pages, self.full_told_pages.load(Ordering::Relaxed));
         if most > told && status.used_pages * 4 >= most * 3 {
             self.full_told_pages.store(most, Ordering::Relaxed);
@@ -571,10 +581,10 @@ impl Pager {
         }
     }
 
-    /// Local memory of the programs that is not served: said once it is more than the limit.
+    /// Measures the programs' local memory that is not served, and tells the user when there is more of it than the limit.
     pub fn watch_foreign_memory(&self) {
         const LEAST_BYTES: u64 = 64 << 20;
-        // What is shared is there once, however many processes have it.
+        // Shared memory exists once, however many processes map it, so the largest amount of one process is reported.
         let (mut foreign, mut most_shared) = (0, 0);
         for space in self.all_spaces() {
             if let Some(agent) = space.agent()
@@ -611,7 +621,7 @@ impl Pager {
         }
     }
 
-    /// Tells the user something, once a run.
+    /// Gives the user a message once a run: later messages with the same key are dropped.
     pub fn say_once(&self, key: &'static str, text: &str) {
         self.say_once_with(key, || text.to_owned());
     }

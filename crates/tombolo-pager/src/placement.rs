@@ -1,16 +1,16 @@
-//! On which processors evictions happen.
+//! Chooses the processors on which the evictor runs.
 //!
-//! While all faults are on one processor (the *home*), the evictor works elsewhere, and does not take the program's
-//! time. Where the agent works, the scheduler decides (decision 5).
+//! While all faults happen on one processor (the *home*), the evictor runs on the others, so that it takes no time from the
+//! program. The scheduler decides where the agent runs (decision 5).
 
 use tombolo_host::process;
 
 use crate::home::Home;
 
-/// Where the evictor is.
+/// Remembers where the evictor was placed.
 #[derive(Debug, Default)]
 pub struct Placement {
-    /// The home that it keeps away from.
+    /// The home that the evictor keeps away from.
     home: Option<usize>,
 }
 
@@ -22,7 +22,7 @@ impl Placement {
             return;
         }
         self.home = at;
-        // Not being allowed to costs speed only.
+        // If the kernel does not allow it, only speed is lost.
         let _ = process::place_thread(0, &elsewhere(home.processors(), at));
     }
 }

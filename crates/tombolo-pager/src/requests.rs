@@ -1,6 +1,6 @@
-//! What the program asks for by touching a page of the control area.
+//! Serves the program's requests, which it makes by touching a page of the control area.
 //!
-//! A request is a page fault, and its answer the contents of the page.
+//! A request is a page fault, and its answer is the contents of the page.
 
 use std::io;
 use std::sync::Arc;
@@ -21,31 +21,32 @@ use tombolo_pager_protocol::{
     LOCALISE_ANONYMOUS, NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request, UNSERVED,
 };
 
-/// Pages that one request makes local, at most, of those that were ever touched; and all that it looks at, 64 MiB: others wait
-/// meanwhile.
+/// Bounds of one request to make memory local, since other threads wait meanwhile: pages with contents that it makes local,
+/// and pages that it looks at (64 MiB).
 const LOCALISED_AT_ONCE: usize = 64;
 const LOOKED_AT_ONCE: u64 = 1 << 14;
 
-/// What of a range is to become ordinary memory.
+/// Which part of a range is to become ordinary memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     All,
-    /// What lies before the first mapping of a file or of shared memory.
+    /// The part before the first mapping of a file or of shared memory.
     Anonymous,
 }
 
-/// A page on a page boundary.
+/// A page-aligned buffer of one page.
 #[repr(C, align(4096))]
 struct PageBuffer([u8; PAGE_BYTES as usize]);
 
-/// Whether a part of a range is not known to be far memory: it is ordinary memory, or has become far unsaid.
+/// Whether a part of a range is not known to be far memory: it is ordinary memory, or became far without a report.
 fn is_partly_unknown(table: &Table, start: u64, length: u64) -> bool {
     let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
     let far: u64 = table.states.ranges_within(first, end).into_iter().map(|(first, end)| end - first).sum();
     far < end - first
 }
 
-/// Whether a range of a program's memory can be read where the table is locked: a page that is served would be asked of this very thread.
+/// Whether a range of a program's memory can be read while the table is locked. It cannot where pages are served: this
+/// thread would have to serve its own fault.
 fn may_be_read(space: &Space, table: &Table, at: u64, length: u64) -> bool {
     let (first, end) = (at / PAGE_BYTES, at.saturating_add(length).div_ceil(PAGE_BYTES));
     end - first <= 2
@@ -53,13 +54,13 @@ fn may_be_read(space: &Space, table: &Table, at: u64, length: u64) -> bool {
         && (first..end).all(|page| space.control_page(page).is_none())
 }
 
-/// Looks at a program's memory. `None`: that cannot be looked at.
+/// Looks at a program's memory. `None` if that is not possible.
 fn look<T>(space: &Space, look: impl FnMut(u32) -> io::Result<T>) -> Option<T> {
     let program = space.named_program()?;
     space.by_program(&program, look).ok()??.ok()
 }
 
-/// What lies of a range before the control area, and what behind: nothing of that becomes ordinary memory.
+/// The parts of a range before and behind the control area, which itself never becomes ordinary memory.
 fn around_control(space: &Space, start: u64, end: u64) -> [(u64, u64); 2] {
     let (control, behind) = (space.control_address(0), space.control_address(CONTROL_PAGES));
     if end <= control || behind <= start {
@@ -69,13 +70,14 @@ fn around_control(space: &Space, start: u64, end: u64) -> [(u64, u64); 2] {
 }
 
 impl Pager {
-    /// Whether a forked child has seccomp filters that its program did not begin with. Where it is in another pid namespace, its number
-    /// is another process's here, or none: then its parent's filters count, which it has, too.
+    /// Whether a forked child has seccomp filters that the first program of its family did not have. In another pid
+    /// namespace, the child's number may be another process's here, or none. Then the filters of its parent count, which
+    /// the child has as well.
     fn has_filters_of_its_own(space: &Space, thread: u32) -> bool {
         if space.agent_refused.load(Ordering::Relaxed) {
             return true;
         }
-        // Its parent may have ended already: then it is here.
+        // The child's parent is either the process that forked it or, when that has ended, this process.
         let parents = [space.parent.pid, Some(std::process::id())];
         let child = process::seccomp_filters(thread).filter(|found| parents.contains(&Some(found.parent)));
         let found = child.or_else(|| process::seccomp_filters(space.parent.pid?));
@@ -84,7 +86,8 @@ impl Pager {
         has_more
     }
 
-    /// A thread of the program touched a page of the control area, or the evictor one that it was to read.
+    /// Serves a fault on a page of the control area, by a thread of the program or by the evictor, which reads staging
+    /// areas.
     pub(crate) fn serve_control(
         &self,
         space: &Arc<Space>,
@@ -94,19 +97,20 @@ impl Pager {
         is_evictor: bool,
     ) -> Step {
         let answer = match index {
-            // What makes an agent is more than a program needs that has forbidden itself system calls, and it may end by them.
+            // Creating an agent takes system calls that a program may have forbidden itself by seccomp filters, which could
+            // end it.
             ATTACH_PAGE if Self::has_filters_of_its_own(space, thread) => Answer::default(),
             ATTACH_PAGE => Answer { served: 1, value: space.token, number: 0 },
             _ if (REQUEST_PAGE..REQUEST_PAGE + REQUESTS).contains(&index) => {
-                // The kernel hands out faults before other events. A range that this request names may be the
-                // one that a thread has just unmapped or moved away: that is heard of first.
+                // The kernel reports faults before other events. A thread may just have unmapped or moved the range that
+                // this request names. That event has to be read first.
                 let page = space.control_address(ATTACH_PAGE);
                 if let Err(UffdError::Again(_)) = space.uffd.write_protect(page, PAGE_BYTES as usize, false) {
                     return Step::Again;
                 }
                 self.carry_out(space, table, index - REQUEST_PAGE)
             }
-            // The evictor reads what was moved there: rather no contents than wrong ones.
+            // The evictor reads a page that was moved here, and it is absent: an error is better than wrong contents.
             _ if is_evictor => {
                 let page = space.control_address(index);
                 if let Err(UffdError::Again(_)) = space.uffd.poison(page, PAGE_BYTES as usize) {
@@ -115,7 +119,7 @@ impl Pager {
                 space.wake_later(table, page / PAGE_BYTES, 1);
                 return Step::Done;
             }
-            // The staging area: what is not there reads as zero.
+            // The staging area: an absent page reads as zero.
             _ => Answer::default(),
         };
         let mut page = PageBuffer([0; PAGE_BYTES as usize]);
@@ -126,7 +130,7 @@ impl Pager {
         match space.map(table, address / PAGE_BYTES, source, 1, false) {
             Err(UffdError::Again(_)) => Step::Again,
             Err(_) => {
-                // There already, or gone: whoever waits looks again.
+                // The page is mapped already, or its mapping is gone: the waiting threads try again.
                 space.wake_later(table, address / PAGE_BYTES, 1);
                 Step::Done
             }
@@ -134,8 +138,8 @@ impl Pager {
         }
     }
 
-    /// Carries out the request of a place, unless that was done: a fault that is interrupted
-    /// by a signal is reported again.
+    /// Carries out the request at a place, unless it was carried out before: a fault that a signal interrupts is reported
+    /// again.
     fn carry_out(&self, space: &Arc<Space>, table: &mut Table, place: usize) -> Answer {
         let mut bytes = [0u8; size_of::<Request>()];
         let at = space.requests + (place * size_of::<Request>()) as u64;
@@ -146,7 +150,7 @@ impl Pager {
             |index: usize| u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default());
         let (number, operation, start, length) = (field(0), field(1), field(2), field(3));
         if number == 0 {
-            // This fault was of an earlier request and its place is being written again, or the place was never
+            // Either this fault belongs to an earlier request and the place is being written again, or the place was never
             // used and all pages are touched, as by mlockall(2).
             return Answer { number: NO_REQUEST, ..Answer::default() };
         }
@@ -184,7 +188,8 @@ impl Pager {
         answer
     }
 
-    /// The program is about to execute another one, whose path is there, and which cannot be served for this reason.
+    /// Notes that the program is about to execute another one that cannot be served, for this reason. `path`: address of
+    /// that program's path.
     fn note_unserved(&self, space: &Space, table: &Table, path: u64, reason: u64) -> Answer {
         const PART_BYTES: usize = 256;
         const PARTS_MAX: u64 = 4;
@@ -229,7 +234,7 @@ impl Pager {
         Answer { served: 1, ..Answer::default() }
     }
 
-    /// Brings every page of a range here, beyond the limit if need be. False: some are on their way.
+    /// Makes every page of a range resident, beyond the limit if need be. Returns `false` if some are still on their way.
     fn bring_all(&self, space: &Arc<Space>, table: &mut Table, first: Page, end: Page) -> bool {
         let mut all = true;
         let since = Instant::now();
@@ -261,7 +266,7 @@ impl Pager {
                             all &=
                                 table.states.get(page).state() != State::Lost || self.keep_lost(space, page);
                         }
-                        // Present, or not mapped: nothing of it is far.
+                        // The page is present, or not mapped: it has no far contents.
                         NotBrought::Refused(UffdError::Exists(_) | UffdError::NotMapped) => {
                             table.states.discard(page, page + 1, &mut self.far.slots());
                         }
@@ -273,8 +278,9 @@ impl Pager {
         all
     }
 
-    /// A range becomes ordinary memory, or as much of it from its beginning on as has few pages with something in them: all of those
-    /// are here at the same time before they are local. The value says how far: see [`LOCALISE`] and [`LOCALISE_ANONYMOUS`].
+    /// Makes a range ordinary memory, or only its first part if many of its pages have contents: all of those have to be
+    /// resident at the same time first. The answer's value says how far it got: see [`LOCALISE`] and
+    /// [`LOCALISE_ANONYMOUS`].
     fn localise(
         &self,
         space: &Arc<Space>,
@@ -283,13 +289,14 @@ impl Pager {
         range_end: u64,
         what: What,
     ) -> Answer {
-        // Nothing above can be far.
+        // Memory above this address cannot be far.
         let range_end = range_end.min(Space::address(PageName::PAGES_MAX));
         let (first, mut whole) = (start / PAGE_BYTES, range_end.div_ceil(PAGE_BYTES));
         if first >= whole {
             return Answer { served: 1, ..Answer::default() };
         }
-        // What lies before the first far page has no pages. Parts of it may be far all the same: where a mapping grew, nobody has said so.
+        // Before the first page that is known to be far, no page has contents. Parts of it may be far nevertheless: where a
+        // mapping grew, that was not reported.
         let far = table.states.first_far(first, whole);
         let looked_at = far.map_or(whole, |far| whole.min(far + LOOKED_AT_ONCE));
         let entries = table.states.entries(first, looked_at).into_iter();
@@ -325,35 +332,37 @@ impl Pager {
         Answer { served: 1, value, ..Answer::default() }
     }
 
-    /// A mapping is split at `edge`, perhaps; `page` lies in the range that becomes ordinary, next to it. The kernel joins two mappings, as
-    /// when a range is to move as one, only if they have the same `anon_vma`, and each has one of its own if both are touched for the
-    /// first time after the split. So the mapping gets one now, with a page. Where none is split, none may come of it: it would keep
-    /// neighbours apart. False: not now.
+    /// Gives a mapping an `anon_vma` before it may be split at `edge`; `page` lies next to it in the range that becomes
+    /// ordinary. The kernel joins two mappings, for instance when a range is to move as one, only if they have the same
+    /// `anon_vma`. If both parts are touched for the first time after the split, each gets an `anon_vma` of its own. So a
+    /// page is mapped now. This is not done where no mapping is split: the `anon_vma` would keep the mapping apart from its
+    /// neighbours. Returns `false` if this is not possible now.
     fn keep_joinable(&self, space: &Space, table: &mut Table, page: Page, edge: Page) -> bool {
         if space.control_page(page).is_some() {
             return true;
         }
-        // Where it cannot be looked at, as before Linux 6.11, it may be.
+        // If that cannot be looked up, as before Linux 6.11, assume a split.
         let is_split = look(space, |thread| process::is_within_mapping(thread, Space::address(edge)));
         if !is_split.unwrap_or(true) {
             return true;
         }
-        // Refused where the page has something in it, or a guard or a poison, and where nothing is far.
+        // The kernel refuses if the page has contents, a guard or a poison mark, and if the range is not far. All of these
+        // are fine.
         let mapped = space.map_zero(table, page);
         !mapped.is_err_and(|error| matches!(error, UffdError::Again(_)) || error.is_out_of_memory())
     }
 
-    /// A lost page is made to raise SIGBUS also when nobody is asked any more. What is there stays: that, or what a fork has left. False:
-    /// not now.
+    /// Makes a lost page raise SIGBUS also when its range is no longer served. A page that is present stays: it is poisoned
+    /// already, or was left by a fork. Returns `false` if this is not possible now.
     fn keep_lost(&self, space: &Space, page: Page) -> bool {
         let poisoned = space.at_rest(space.uffd.poison(Space::address(page), PAGE_BYTES as usize));
         matches!(poisoned, Ok(()) | Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone))
     }
 
-    /// Nothing of a range is reported any more, nor known to be far. The kernel refuses that as a whole where nothing is mapped, and where
-    /// one mapping is of a kind that can never be far; which mappings there are, it says. It may also do a part and no more (where a
-    /// program has as many mappings as it may): whatever is not reported any more is not known to be far either, also in case of an
-    /// error.
+    /// Stops the kernel from reporting faults and changes of a range, and forgets that it is far. The kernel refuses a
+    /// range as a whole where nothing is mapped, and where one mapping is of a kind that can never be far. So the range is
+    /// then taken mapping by mapping. The kernel may also unregister only a part, where a program has as many mappings as
+    /// it may. Also in case of an error, the part that is no longer reported is no longer known as far.
     fn unregister(&self, space: &Space, table: &mut Table, start: u64, end: u64) -> io::Result<()> {
         if start == end || space.uffd.unregister(start, end - start).is_ok() {
             self.forget(space, table, start, end);
@@ -361,7 +370,8 @@ impl Pager {
         }
         let mapped = look(space, |thread| process::mappings_within(thread, start..end));
         let mapped = mapped.map(|mapped| mapped.into_iter().map(|one| (one.start, one.end)).collect());
-        // Where that cannot be looked at: those that are known to be far, page by page, as a range may be several mappings.
+        // If the mappings cannot be read, take the ranges that are known to be far, page by page, since a range may be
+        // several mappings.
         let parts: Vec<_> = mapped.unwrap_or_else(|| {
             let far = table.states.ranges_within(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
             let pages = far.into_iter().flat_map(|(first, end)| first..end);
@@ -378,7 +388,7 @@ impl Pager {
         Ok(())
     }
 
-    /// A range is ordinary memory.
+    /// Forgets a range that is ordinary memory now.
     fn forget(&self, space: &Space, table: &mut Table, start: u64, end: u64) {
         let (first, end) = (start / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
         let discarded = table.states.unregister(first, end, &mut self.far.slots());
@@ -387,7 +397,8 @@ impl Pager {
         self.leave_frames(table);
     }
 
-    /// The program has installed guards: what was there is given up, and what is on its way is not mapped.
+    /// Called when the program has installed guards: gives up the contents of the range, and does not map pages that are on
+    /// their way.
     fn discard_guarded(&self, space: &Space, table: &mut Table, first: Page, end: Page) -> Answer {
         let discarded = table.states.discard(first, end, &mut self.far.slots());
         Counters::add(&self.stats.counters.discarded_pages, discarded.pages);

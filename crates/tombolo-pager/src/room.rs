@@ -1,8 +1,8 @@
-//! How much is resident, and how much may be.
+//! How many pages are resident, and how many may be.
 //!
-//! Pages of a space without an agent cannot be evicted, nor frames that such a space holds. They are counted apart, so that
-//! they do not push the others out; and where nothing else can be evicted either, the limit
-//! gives way by an *allowance*, which shrinks again while evictions succeed.
+//! Pages of a space without an agent cannot be evicted, nor can the frames that such a space holds. They are counted apart,
+//! so that they do not push out the pages of other spaces. Where nothing else can be evicted either, the limit gives way by
+//! an *allowance*, which shrinks again while evictions succeed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use tombolo_core::pager::Spare;
 
 use tombolo_pager_protocol::AREA_PAGES;
 
-/// What one space has of the room.
+/// The pages that one space, or all frames of one kind, have claimed.
 #[derive(Debug, Default)]
 pub struct Account(Mutex<State>);
 
@@ -19,7 +19,7 @@ pub struct Account(Mutex<State>);
 struct State {
     /// Pages that are or are about to be resident.
     pages: u64,
-    /// They can be evicted, and count against the limit.
+    /// Whether the pages can be evicted, and so count against the limit.
     limited: bool,
 }
 
@@ -29,25 +29,25 @@ pub struct Room {
     limit_pages: u64,
     allowance: AtomicU64,
     limited: AtomicU64,
-    /// Limited or not: one number, so that pages that pass from one kind to the other are seen once.
+    /// Pages of all accounts, limited or not. One number, so that pages that pass from one kind to the other count once.
     resident: AtomicU64,
     peak: AtomicU64,
-    /// It guards the number of each area, too.
+    /// Its lock also guards the number of pages in each staging area.
     on_the_way: Mutex<OnTheWay>,
 }
 
-/// Pages that lie in a staging area from now on, if there is an agent that will empty it.
+/// Pages that lie in a staging area from now on. They are counted if an agent is there that will empty it.
 #[derive(Clone, Copy, Debug)]
 pub struct Staged<'a> {
-    /// How many lie there.
+    /// Number of pages in the area.
     pub area: &'a AtomicU32,
-    /// How many more.
+    /// Pages that come to it.
     pub pages: u32,
-    /// Whether there is an agent.
+    /// Whether the space has an agent.
     pub has_agent: &'a AtomicBool,
 }
 
-/// Pages of all spaces that no account has claimed.
+/// Pages of all spaces that belong to no account.
 #[derive(Debug, Default)]
 struct OnTheWay {
     /// In staging areas.
@@ -57,7 +57,7 @@ struct OnTheWay {
 }
 
 impl OnTheWay {
-    /// Those for which there is no room besides the limit.
+    /// Pages that count against the limit: those beyond the room that exists beside it.
     fn counted(&self) -> u64 {
         self.staged.saturating_sub(STAGED_BESIDE) + self.copies.saturating_sub(COPIES_BESIDE)
     }
@@ -75,12 +75,12 @@ impl OnTheWay {
     }
 }
 
-/// Pages in staging areas for which there is room besides the limit. With [`COPIES_BESIDE`], these are as many as one area has.
+/// Pages in staging areas that have room beside the limit. Together with [`COPIES_BESIDE`], as many as one area has.
 const STAGED_BESIDE: u64 = AREA_PAGES as u64 - COPIES_BESIDE;
-/// Copies of shared pages for which there is room besides the limit.
+/// Copies of shared pages that have room beside the limit.
 const COPIES_BESIDE: u64 = AREA_PAGES as u64 / 2;
 
-/// Least by which the limit gives way.
+/// Smallest step by which the limit gives way, in pages.
 const ALLOWANCE_STEP: u64 = 64;
 
 impl Room {
@@ -122,7 +122,7 @@ impl Room {
         most.cast_signed() - self.limited.load(Ordering::Relaxed).cast_signed()
     }
 
-    /// What there is for pages that a program has not asked for, with so many that are kept free.
+    /// How much room there is for pages that a program has not asked for. `headroom`: pages that are kept free.
     pub fn spare(&self, account: &Account, headroom: u64) -> Spare {
         if !account.0.lock().limited {
             return Spare::None;
@@ -149,7 +149,7 @@ impl Room {
         granted
     }
 
-    /// Claims room for pages that must have it.
+    /// Claims room even if the limit is exceeded.
     pub fn take(&self, account: &Account, pages: u64) {
         let mut state = account.0.lock();
         if state.limited {
@@ -164,15 +164,16 @@ impl Room {
         self.peak.fetch_max(before + pages, Ordering::Relaxed);
     }
 
-    /// Gives claimed room back.
+    /// Returns claimed room.
     pub fn give_back(&self, account: &Account, pages: u64) {
         if pages > 0 {
             self.evictions_ended(account, (pages, 0), None, 0);
         }
     }
 
-    /// Evictions have ended: an account gives some pages back and gains others; copies of shared pages are not on their way any more. At
-    /// once: between two steps others would take room that is not there.
+    /// Counts ended evictions: an account returns `freed` pages and gains `gained`, pages come to lie in a staging area,
+    /// and copies of shared pages are no longer on their way. In one step, since between two steps another thread would
+    /// take room that does not exist.
     pub fn evictions_ended(
         &self,
         account: &Account,
@@ -197,31 +198,31 @@ impl Room {
         });
     }
 
-    /// Nothing lies in a staging area any more. Most of what lies in all areas counts against the limit: pages stay there until the area is
-    /// used again.
+    /// Notes that nothing lies in a staging area any more. Pages stay in an area until it is used again, and most of the
+    /// pages in all areas count against the limit.
     pub fn clear_staged(&self, area: &AtomicU32) {
         self.change(0, 0, |on_the_way| on_the_way.change_staged(area, |_| 0));
     }
 
-    /// How many copies of shared pages can be made now: what is left of [`COPIES_BESIDE`], and the room that is free. One at least, since the copies of
-    /// a program that is stopped stay for long.
+    /// How many copies of shared pages can be made now: what is left of [`COPIES_BESIDE`], and the free room. At least one,
+    /// since the copies of a stopped program exist for long.
     pub fn possible_copies(&self) -> u64 {
         let left = COPIES_BESIDE.saturating_sub(self.on_the_way.lock().copies);
         (left + u64::try_from(self.free()).unwrap_or(0)).max(1)
     }
 
-    /// Agents are about to copy shared pages, so that these can leave.
+    /// Counts copies of shared pages that agents are about to make so that these can leave.
     pub fn add_copies(&self, pages: u64) {
         self.change(0, 0, |on_the_way| on_the_way.copies += pages);
     }
 
-    /// Such copies are gone, or are counted elsewhere.
+    /// Ends the count of copies that are gone or are counted elsewhere.
     pub fn remove_copies(&self, pages: u64) {
         self.change(0, 0, |on_the_way| on_the_way.remove_copies(pages));
     }
 
-    /// Changes what is on the way, and with it how many pages of accounts count against the limit, and how many there are. These numbers
-    /// wrap where there are fewer.
+    /// Changes the pages on the way, and with them the number of pages that count against the limit and the number of
+    /// resident pages. `limited` and `resident` are the changes of the accounts' own pages; they wrap if negative.
     fn change(&self, limited: u64, resident: u64, change: impl FnOnce(&mut OnTheWay)) {
         let mut on_the_way = self.on_the_way.lock();
         let before = on_the_way.counted();
@@ -230,7 +231,7 @@ impl Room {
         self.count(limited.wrapping_add(more), resident.wrapping_add(more));
     }
 
-    /// Room that becomes free is seen last: who takes it finds that the pages are gone.
+    /// Adds to both numbers. Freed room is published last: a thread that takes it finds that the pages are gone.
     fn count(&self, limited: u64, resident: u64) {
         let before = self.resident.fetch_add(resident, Ordering::Release);
         self.peak.fetch_max(before.wrapping_add(resident), Ordering::Relaxed);
@@ -242,7 +243,7 @@ impl Room {
         self.on_the_way.lock().staged > (self.limit_pages / 32).max(2 * AREA_PAGES as u64)
     }
 
-    /// Pages that one account has claimed are another's from now on. At no time do they count twice.
+    /// Passes claimed pages from one account to another. At no time do they count twice.
     pub fn pass(&self, from: &Account, to: &Account, pages: u64) {
         let (pages, was_limited) = {
             let mut state = from.0.lock();
@@ -258,7 +259,7 @@ impl Room {
         }
     }
 
-    /// Adds pages to those that count against the limit, or takes them away.
+    /// Adds pages to those that count against the limit, or subtracts them.
     fn count_limited(&self, limited: bool, pages: u64) {
         if limited {
             self.limited.fetch_add(pages, Ordering::Relaxed);
@@ -267,7 +268,7 @@ impl Room {
         }
     }
 
-    /// Whether the pages of an account can be evicted, from now on.
+    /// Sets whether the pages of an account can be evicted from now on.
     pub fn set_limited(&self, account: &Account, limited: bool) {
         let mut state = account.0.lock();
         if state.limited != limited {
@@ -276,15 +277,15 @@ impl Room {
         }
     }
 
-    /// Nothing can be evicted: the limit gives way by at least `pages`. Returns by how much it has, altogether.
+    /// Lets the limit give way by at least `pages`, since nothing can be evicted. Returns the whole allowance.
     pub fn allow(&self, pages: u64) -> u64 {
-        // More at a time, the longer it lasts.
+        // The longer this lasts, the larger the steps.
         let step = (self.allowance.load(Ordering::Relaxed) / 2).max(ALLOWANCE_STEP);
         let more = pages.max(step);
         self.allowance.fetch_add(more, Ordering::Relaxed) + more
     }
 
-    /// Pages were evicted: the limit comes back.
+    /// Shrinks the allowance after pages were evicted.
     pub fn evicted(&self, pages: u64) {
         if pages > 0 && self.allowance.load(Ordering::Relaxed) > 0 {
             let less = |allowance: u64| Some(allowance.saturating_sub(pages.div_ceil(4)));
@@ -353,7 +354,7 @@ mod tests {
         assert_eq!((room.free(), room.possible_copies(), room.peak()), (0, COPIES_BESIDE, 100));
         room.clear_staged(&area);
         assert_eq!((room.free(), room.resident()), (10, 90));
-        // With no room at all, some can still be made.
+        // Even with no room at all, some copies can be made.
         room.take(&account, 20);
         assert_eq!((room.free(), room.possible_copies()), (-10, COPIES_BESIDE));
     }
@@ -374,7 +375,7 @@ mod tests {
         assert_eq!((room.free(), account.pages(), area.load(Ordering::Relaxed)), (980, 20, 0));
     }
 
-    /// What others take while evictions end, they do not take of what lies in a staging area.
+    /// A thread that claims room while evictions end gets none of the room of pages that lie in a staging area.
     #[test]
     fn pages_that_leave_for_a_staging_area_make_no_room_in_between() {
         const PAGES: u64 = 1000;

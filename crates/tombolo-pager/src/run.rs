@@ -36,9 +36,9 @@ pub const HANDLERS_MAX: usize = 16;
 
 /// What to run, and within which limits.
 pub struct Options {
-    /// Stands for the program where this command was started.
+    /// The process that stands for the program where this command was started.
     pub front: Front,
-    /// The program, as a shell would find it.
+    /// Name or path of the program, looked up as by a shell.
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
@@ -46,15 +46,15 @@ pub struct Options {
     pub local_bytes: u64,
     /// Anonymous mappings of at least this many bytes are far.
     pub minimum_bytes: u64,
-    /// How many threads serve faults, at most [`HANDLERS_MAX`]; unless given, one a processor.
+    /// How many threads serve faults, at most [`HANDLERS_MAX`]. By default one for each processor.
     pub handlers: Option<usize>,
     /// The preloaded library.
     pub library: Library,
     /// A command that calls [`crate::keep`] with its standard input.
     pub keeper: Command,
-    /// Gets messages for the user, from threads that the program waits for: it must neither wait nor panic.
+    /// Gets messages for the user. It is called by threads for which the program waits, so it must neither wait nor panic.
     pub notify: Notify,
-    /// Called once with a way to follow the run while it lasts.
+    /// Called once, when the program was started, with a [`Monitor`] to follow the run.
     pub started: Option<Box<dyn FnOnce(Monitor) + Send>>,
 }
 
@@ -142,7 +142,7 @@ impl Finished {
 /// Why a program was not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Too little to run anything.
+    /// `--local` is too small to run a program.
     #[error("--local {0} bytes is too little: give at least 4 MiB")]
     LimitTooSmall(u64),
     /// The program could not be started.
@@ -172,14 +172,16 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     if options.local_bytes < LOCAL_LEAST_BYTES {
         return Err(RunError::LimitTooSmall(options.local_bytes));
     }
-    // Half a supervisor would leave programs waiting for ever; without any, the keeper ends them.
+    // A supervisor that lacks a thread would leave programs waiting for ever. If it is gone as a whole, the keeper ends
+    // them.
     process::abort_on_panic();
     let directory = Arc::new(set_up("its directory", RunDirectory::new(options.library))?);
-    // The parent of each agent ends at once, so the kernel gives the agent to another one. The first process of a container may never
-    // call wait (`sleep infinity`), and agents would stay zombies. This process adopts them, and what the program leaves behind.
+    // The parent of each agent ends at once, so the kernel gives the agent another parent. The first process of a container
+    // may never call wait (`sleep infinity`), and agents would stay zombies. So this process adopts them, and the
+    // descendants that the program leaves behind.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let processors = process::processors();
-    // Two at least: one may wait for the other's event.
+    // At least two handlers: one may wait for an event that the other has to read.
     let handlers = options.handlers.unwrap_or(processors.len().max(2)).clamp(2, HANDLERS_MAX);
     let keeper = set_up("its keeper", Keeper::start(&mut options.keeper))?;
     let made = Pager::new(options.local_bytes, handlers, &processors, far, keeper, options.notify);
@@ -231,7 +233,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     let mut left = Left::Nobody;
     let result = match started {
         Ok(Started(child)) => {
-            // Not before: the program's limit is its own.
+            // Only after the program was started, so that it does not inherit this limit.
             process::raise_descriptor_limit();
             if let Some(started) = options.started {
                 started(Monitor { pager: pager.clone(), pid: child.id() });
@@ -255,7 +257,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     for thread in threads {
         let _ = thread.join();
     }
-    // Why the program has ended, perhaps: a lender was lost, and nobody has come to say it.
+    // The program may have ended because a lender was lost and no thread has reported that yet.
     pager.far.finish_losses();
     pager.progress_far();
     if left == Left::Nobody {
@@ -291,7 +293,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     })
 }
 
-/// The program, which was started.
+/// The started program.
 struct Started(Child);
 
 impl Started {
@@ -299,7 +301,7 @@ impl Started {
         match process::pidfd(child.id()).and_then(|pidfd| front.started(&pidfd)) {
             Ok(()) => Ok(Self(child)),
             Err(error) => {
-                // No signal would reach it.
+                // The front could not pass signals to the program.
                 child.kill()?;
                 child.wait()?;
                 Err(error)
@@ -308,8 +310,8 @@ impl Started {
     }
 }
 
-/// Waits for the end of the program. As the first process of a pid namespace, in a container for instance, this
-/// one gets the orphans in it, among them the agents: they are reaped on the way. (So is a keeper that was ended.)
+/// Waits for the end of the program. This process gets the orphans among its descendants, among them the agents; they are
+/// reaped meanwhile. (So is a keeper that was ended.)
 fn wait_for(program: &Child, front: &mut Front) -> io::Result<ExitStatus> {
     loop {
         match rustix::process::wait(WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
@@ -329,7 +331,7 @@ fn wait_for(program: &Child, front: &mut Front) -> io::Result<ExitStatus> {
     }
 }
 
-/// Takes the status of all children that have ended or stopped.
+/// Reaps all children that have ended, and ends the stop of jobs whose shell has ended.
 fn reap(front_group: u32) {
     while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
         if status.stopped() {
@@ -338,21 +340,21 @@ fn reap(front_group: u32) {
     }
 }
 
-/// Who has memory of this run when it ends.
+/// Whether processes still have memory of this run when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     Nobody,
-    /// Processes that the supervisor could not end, mostly because no agent has named them. The keeper looks after
-    /// their memory.
+    /// Some processes do, which the supervisor could not end, mostly because no agent has named them. The keeper looks
+    /// after their memory.
     Somebody,
 }
 
-/// Descendants that outlive the program need the supervisor as long as they live. A signal goes to all of
-/// them, and the next one ends them, or the wait for them.
+/// Waits for descendants that outlive the program: they need the supervisor as long as they live. The first signal is
+/// passed on to all of them. The next one ends them, or at least the wait for them.
 fn wait_for_descendants(pager: &Pager, front: &Front) -> Left {
     let since = Instant::now();
     let mut told = false;
-    // The signal that was taken, and the spaces whose programs are to get it.
+    // The signal that was passed on, and the spaces whose programs still have to get it.
     let mut passed: Option<(LeftSignal, Vec<u32>)> = None;
     let mut passed_at = since;
     let mut ended_at: Option<Instant> = None;
@@ -369,7 +371,7 @@ fn wait_for_descendants(pager: &Pager, front: &Front) -> Left {
             ));
             return Left::Somebody;
         }
-        // One to its number and one to its group, as `timeout` sends them, are one.
+        // A signal to the front's process and one to its group, as `timeout` sends them, count as one.
         let is_again = |signal: &LeftSignal, passed: &Option<(LeftSignal, Vec<u32>)>| {
             passed.as_ref().is_some_and(|(first, _)| {
                 first.number == signal.number && first.is_for_group != signal.is_for_group
@@ -390,9 +392,9 @@ fn wait_for_descendants(pager: &Pager, front: &Front) -> Left {
             }
         }
         for space in &spaces {
-            // One that is just being forked has no agent yet, and gets it later.
+            // A child that is just being forked has no agent yet. It gets the signal later.
             let Some(program) = space.program() else { continue };
-            // Its shell may have been told that it has stopped.
+            // Its shell may have taken the status of its stop, so that this process does not get it.
             jobs::end_stop_of_orphans(program.pid, front.group());
             if ended_at.is_some() {
                 let _ = process::signal(&program.pidfd, libc::SIGKILL);
@@ -400,7 +402,7 @@ fn wait_for_descendants(pager: &Pager, front: &Front) -> Left {
                 && let Some(place) = due.iter().position(|index| *index == space.index)
             {
                 due.swap_remove(place);
-                // Those of the group have it.
+                // Processes of the front's group have the signal already.
                 if !(signal.is_for_group && front.has_in_its_group(program.pid)) {
                     let _ = process::signal(&program.pidfd, signal.number);
                 }

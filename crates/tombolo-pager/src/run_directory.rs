@@ -1,8 +1,9 @@
 //! The directory of a run: the supervisor's socket, and the preloaded library.
 //!
-//! The library is in the binary, and is written here. Where a package has installed the very same file, a link to that stands here instead: all
-//! runs share it in memory, and nothing is written that can be executed. Its name has its checksum, so that a package of another version
-//! does not replace it; if it is removed while a program runs, the copy takes its place ([`RunDirectory::keep_library`]).
+//! The library is contained in the binary, and is written to this directory. If a package has installed the very same file,
+//! a link to that is made instead: all runs share the file in memory, and nothing executable is written. The installed
+//! file's name contains its checksum, so a package of another version does not replace it. If the file is removed while a
+//! program runs, a copy takes the place of the link ([`RunDirectory::keep_library`]).
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -23,7 +24,7 @@ pub struct Library {
     pub installed: Option<PathBuf>,
 }
 
-/// Which file it is, and when it was last changed.
+/// Identifies a file and its last change: device, inode, change time in seconds and nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId(u64, u64, i64, i64);
 
@@ -34,7 +35,8 @@ impl FileId {
 }
 
 impl Library {
-    /// The installed file, if every program may load it, nobody but root can change it, and it is the same.
+    /// Finds the installed file, if every program may load it, only root can change it, and its contents are those of this
+    /// library.
     fn find_installed(&self) -> Option<FileId> {
         let path = self.installed.as_ref()?;
         let folder = path.parent()?;
@@ -57,21 +59,21 @@ impl Library {
     }
 }
 
-/// A directory with the socket and the library, removed on drop. Programs may take another user and still load the library, so
-/// everybody may pass through it.
+/// A directory with the socket and the library, removed on drop. A program of the run may change its user and still load
+/// the library, so all users may pass through the directory then.
 pub(crate) struct RunDirectory {
     path: PathBuf,
     library: Library,
-    /// The installed file that the library's name in here leads to.
+    /// The installed file to which the link in this directory leads.
     installed: Option<FileId>,
-    /// Locked as long as the run lasts: a directory that nobody has locked is a killed supervisor's.
+    /// Lock on the directory as long as the run lasts: a directory without a lock belongs to a supervisor that was killed.
     _lock: OwnedFd,
 }
 
 impl RunDirectory {
     pub(crate) fn new(library: Library) -> io::Result<Self> {
         let installed = library.find_installed();
-        // A place where nothing may be executed will do for a link.
+        // A link also works in a file system where nothing may be executed.
         in_some_place(installed.is_none(), |place| {
             let (path, lock) = make_directory(place)?;
             let directory = Self { path, library: library.clone(), installed, _lock: lock };
@@ -94,7 +96,7 @@ impl RunDirectory {
         self.path.join("pager")
     }
 
-    /// If the installed file has gone or is another one now, what the program executes next finds the library here. To be called now and then.
+    /// Replaces the link by a copy of the library if the installed file has gone or has changed. To be called now and then.
     pub(crate) fn keep_library(&self) -> io::Result<()> {
         let Some(installed) = self.installed else { return Ok(()) };
         let link = match fs::symlink_metadata(self.library()) {
@@ -111,13 +113,13 @@ impl RunDirectory {
         self.write_library()
     }
 
-    /// Puts the library where the program finds it, in one step.
+    /// Writes the library to where the program finds it, in one atomic step.
     fn write_library(&self) -> io::Result<()> {
         let new = self.path.join("libtombolo.so.new");
         let _ = fs::remove_file(&new);
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o555).open(&new)?;
         file.write_all(self.library.bytes)?;
-        // Whatever this process keeps from the files that it makes.
+        // Whatever permissions the umask of this process removes.
         fs::set_permissions(&new, fs::Permissions::from_mode(0o555))?;
         fs::rename(&new, self.library())
     }
@@ -131,7 +133,7 @@ impl Drop for RunDirectory {
 
 const DIRECTORY_PREFIX: &str = "tombolo-pager-";
 
-/// Makes something in the first of these that will do: the directory for temporary files, and where those of others are.
+/// Calls `make` with the first suitable directory: the one for temporary files, then those that are usual elsewhere.
 fn in_some_place<T>(has_library: bool, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
     let mut reason = None;
     for place in [std::env::temp_dir(), "/tmp".into(), "/var/tmp".into(), "/dev/shm".into(), "/run".into()] {
@@ -142,7 +144,7 @@ fn in_some_place<T>(has_library: bool, make: impl Fn(&Path) -> io::Result<T>) ->
         });
         match made {
             Ok(made) => return Ok(made),
-            // What speaks against the place that was meant is of interest.
+            // The first error is returned: it concerns the directory that was meant.
             Err(error) => {
                 reason.get_or_insert_with(|| {
                     io::Error::new(error.kind(), format!("{}: {error}", place.display()))
@@ -155,7 +157,8 @@ fn in_some_place<T>(has_library: bool, make: impl Fn(&Path) -> io::Result<T>) ->
 
 /// Whether the directory of a run can be there.
 fn is_fit(place: &Path) -> io::Result<()> {
-    /// A name in it, with the socket's, and the zero behind that, as long as an address of a socket may be.
+    /// Most bytes of the directory's path: with a run's name, the socket's name and a final zero it has to fit a socket
+    /// address.
     const MOST_BYTES: usize = 108 - "/tombolo-pager-4294967295.999/pager".len() - 1;
     if place.as_os_str().len() > MOST_BYTES || place.to_str().is_none() {
         return Err(io::Error::other("its name is too long, or no text"));
@@ -169,7 +172,7 @@ fn is_loadable(place: &Path) -> io::Result<()> {
     if !place.is_absolute() || place.as_os_str().as_bytes().iter().any(is_special) {
         return Err(io::Error::other("the dynamic linker cannot take such a path"));
     }
-    // A program that takes another user loads the library, too.
+    // A program that changes its user loads the library, too.
     let is_closed =
         |folder: &Path| fs::metadata(folder).is_ok_and(|found| found.permissions().mode() & 0o001 == 0);
     if process::may_change_user() && place.ancestors().any(is_closed) {
@@ -187,11 +190,12 @@ fn is_executable(place: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Names tried for a directory: those before it are of supervisors with the same number in other pid namespaces,
-/// a container's first processes for instance.
+/// Names tried for a directory. Earlier names may belong to supervisors with the same process number in other pid
+/// namespaces, for instance the first processes of containers.
 const NAMES_MAX: u32 = 1000;
 
-/// Makes a directory that is locked from the moment others may take it for stale.
+/// Makes a directory and locks it. Another supervisor may take it for stale before it is locked; then the next name is
+/// tried.
 fn make_directory(parent: &Path) -> io::Result<(PathBuf, OwnedFd)> {
     for attempt in 0..NAMES_MAX {
         let path = parent.join(format!("{DIRECTORY_PREFIX}{}.{attempt}", std::process::id()));
@@ -199,7 +203,7 @@ fn make_directory(parent: &Path) -> io::Result<(PathBuf, OwnedFd)> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
             made => made?,
         }
-        // Between the two, another supervisor may have removed it.
+        // Another supervisor may have removed the directory before it was locked.
         match lock_directory(&path) {
             Ok(lock) if path.exists() => return Ok((path, lock)),
             Err(error)
@@ -213,7 +217,7 @@ fn make_directory(parent: &Path) -> io::Result<(PathBuf, OwnedFd)> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Locks a directory of this user's, unless somebody else has. Others may make anything of such a name.
+/// Locks a directory of this user, unless another process has locked it. Other users may make anything under such a name.
 fn lock_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty())?;
@@ -224,7 +228,7 @@ fn lock_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(directory)
 }
 
-/// Supervisors that were killed leave their directory behind.
+/// Removes the directories of supervisors that were killed.
 fn remove_stale(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
@@ -244,7 +248,7 @@ mod tests {
         fs::read_to_string(path).unwrap()
     }
 
-    /// What everybody can write to is never loaded, whatever it contains.
+    /// A file that all users can write to is never loaded, whatever it contains.
     #[test]
     fn a_library_that_others_can_change_is_not_used() {
         let folder = std::env::temp_dir().join(format!("tombolo-library-{}", std::process::id()));
@@ -259,7 +263,7 @@ mod tests {
         fs::remove_dir_all(&folder).unwrap();
     }
 
-    /// A link to a file that has gone, or is another one, is replaced by the library itself.
+    /// A link to a file that has gone or was replaced is itself replaced by the library.
     #[test]
     fn the_copy_takes_the_place_of_an_installed_library_that_has_gone() {
         let folder = std::env::temp_dir().join(format!("tombolo-installed-{}", std::process::id()));

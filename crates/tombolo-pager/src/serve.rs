@@ -1,7 +1,7 @@
-//! Serving faults.
+//! Serves faults.
 //!
-//! Whatever is mapped here is mapped by what the table says after the last change of the address space:
-//! where the kernel says *again*, the next event is read and the fault is decided anew.
+//! Pages are mapped according to the table after the last change of the address space. If the kernel says *again*, the next
+//! event is read and the fault is decided anew.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,25 +23,25 @@ const FIRST_PIECE: u32 = 16;
 /// Pages mapped under one lock of the table, some 90 us.
 pub(crate) const PIECE: u32 = 64;
 
-/// Neighbours brought with a far page without an allocation.
+/// Neighbours of a far page that are fetched ahead without an allocation.
 const AHEAD: usize = 64;
 
 /// Times that one fault is decided anew at once because the address space is changing.
 pub(crate) const CHANGES_MAX: u32 = 8;
 
-/// What came of an attempt.
+/// Result of an attempt to serve a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It is done, or will be by whoever ends what it waits for.
+    /// The fault is served, or will be when the operation that it waits for ends.
     Done,
-    /// The address space is changing: decide anew.
+    /// The address space is changing: the fault has to be decided anew.
     Again,
 }
 
-/// What came of taking a page back.
+/// Result of taking a page back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TookBack {
-    /// It is there.
+    /// The page is mapped.
     Yes,
     /// The address space is changing.
     Again,
@@ -64,7 +64,8 @@ impl From<UffdError> for NotBrought {
     }
 }
 
-/// Those of `count` pages from `first` on that lie in the aligned block of this size, a power of two, around a page.
+/// The part of the `count` pages from `first` on that lies in the aligned block of `size` pages around `page`. `size` is a
+/// power of two.
 fn around(page: Page, (first, count): (Page, u32), size: u32) -> (Page, u32) {
     let block = page & !u64::from(size - 1);
     let from = block.max(first);
@@ -72,9 +73,10 @@ fn around(page: Page, (first, count): (Page, u32), size: u32) -> (Page, u32) {
     (from, (end - from) as u32)
 }
 
-/// The part of a block that lies in the mapping of this page. The program may not use a neighbouring mapping (`PROT_NONE`). And where the pager
-/// asks the kernel to map pages of a neighbouring mapping that has none yet, the kernel never merges the two mappings again, even if it refuses:
-/// `mremap` of both fails then. Where the kernel does not tell the mapping's ends, the part begins with the page.
+/// The part of a block that lies in the mapping of this page. A neighbouring mapping may be one that the program cannot use
+/// (`PROT_NONE`). And if the pager asks the kernel to map pages of a neighbouring mapping that has none yet, the kernel
+/// never merges the two mappings again, even if it refuses: `mremap` of both fails then. If the ends of the mapping cannot
+/// be read, the part begins with the page.
 fn within_mapping(space: &Space, page: Page, (first, count): (Page, u32)) -> (Page, u32) {
     let mapping = space.memory().and_then(|memory| memory.mapping_around(Space::address(page)));
     let block_end = first + u64::from(count);
@@ -85,7 +87,7 @@ fn within_mapping(space: &Space, page: Page, (first, count): (Page, u32)) -> (Pa
 }
 
 impl Pager {
-    /// Returns whether far memory has something to send.
+    /// Serves a fault. Returns whether far memory has something to send.
     pub(crate) fn serve(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> bool {
         Counters::add(&self.stats.counters.faults, 1);
         for _ in 0..CHANGES_MAX {
@@ -107,14 +109,14 @@ impl Pager {
 
     fn try_serve(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> Step {
         let page = fault.page;
-        // A thread has the number that it has in its own pid namespace, where another one may have this.
+        // Events give a thread's number in its own pid namespace, so a thread of the program may have the evictor's number.
         let is_evictor = fault.thread == self.evictor_thread.load(Ordering::Relaxed)
             && space.is_read.load(Ordering::Acquire);
         if let Some(index) = space.control_page(page) {
             return self.serve_control(space, table, index, fault.thread, is_evictor);
         }
         let agent = space.agent().is_some_and(|agent| agent.own_pid == fault.thread);
-        // An eviction waits for either of them, and room for the eviction.
+        // An eviction waits for the agent and for the evictor, and room waits for the eviction.
         let agent = agent || is_evictor;
         let access = Access { write: fault.write, protected: fault.protected, agent };
         match table.states.decide(page, access) {
@@ -151,7 +153,8 @@ impl Pager {
         }
     }
 
-    /// A first touch. It maps a few pages around this one as well; the rest of its block is mapped while no fault waits.
+    /// Serves a first touch: maps a few pages around this one as well. The rest of its block is mapped while no fault
+    /// waits.
     fn zero(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, agent: bool) -> Step {
         let page = fault.page;
         if !agent {
@@ -159,7 +162,7 @@ impl Pager {
         }
         let spare = self.room.spare(&space.account, self.headroom_pages());
         let beside = table.states.known_beside(page);
-        // What an eviction waits for gets no more than that.
+        // For the agent and the evictor, only the page itself is mapped.
         let block = if agent { (page, 1) } else { table.touches.block(page, beside, spare) };
         let block = if block.1 > 1 { within_mapping(space, page, block) } else { block };
         let nearest = around(page, block, FIRST_PIECE);
@@ -177,7 +180,7 @@ impl Pager {
         let wanted = count;
         let mut mapped = self.map_zeroes(space, table, first, count);
         while matches!(mapped, Err(UffdError::NotMapped)) && count > 1 {
-            // They reach beyond the mapping.
+            // The pages reach beyond the mapping.
             let fewer = around(page, (first, count), count.next_power_of_two() / 2);
             self.unreserve(space, u64::from(count - fewer.1));
             (first, count) = fewer;
@@ -186,7 +189,8 @@ impl Pager {
         if let Ok(pages) = mapped
             && !(first..first + u64::from(pages)).contains(&page)
         {
-            // A page before this one is there, by whatever way. This one is asked for.
+            // A page between the mapped ones and this one is present, however it came there. So the page that the thread
+            // asked for is mapped alone.
             table.states.grow(first, first + u64::from(pages));
             Counters::add(&self.stats.counters.zero_pages, u64::from(pages));
             self.unreserve(space, u64::from(count - pages) - 1);
@@ -226,14 +230,14 @@ impl Pager {
         }
     }
 
-    /// Maps the next pages that first touches have put off. `false`: there were none, or it cannot be done now.
+    /// Maps the next pages that first touches have put off. Returns `false` if there are none or they cannot be mapped now.
     pub(crate) fn go_on_touching(&self, space: &Arc<Space>, table: &mut Table) -> bool {
         if table.closed || self.room.spare(&space.account, self.headroom_pages()) != Spare::Ample {
             table.states.forget_put_off();
             return false;
         }
         let Some((first, count)) = table.states.next_put_off(PIECE) else { return false };
-        // The mapping may have been parted since.
+        // The mapping may have been split since.
         let mapping = space.memory().and_then(|memory| memory.mapping_around(Space::address(first)));
         let pages = mapping.map_or(0, |(_, end)| end / PAGE_BYTES - first).min(u64::from(count)) as u32;
         if pages == 0 {
@@ -245,7 +249,7 @@ impl Pager {
         let pages = *mapped.as_ref().unwrap_or(&0);
         self.unreserve(space, u64::from(granted - pages));
         Counters::add(&self.stats.counters.zero_pages, u64::from(pages));
-        // Whatever else is in their way, a thread that asks for these pages finds out.
+        // Other errors are found when a thread asks for these pages.
         let is_changing = matches!(mapped, Err(UffdError::Again(_)));
         if is_changing {
             table.states.put_off(first, first, first + u64::from(count));
@@ -253,7 +257,7 @@ impl Pager {
         !is_changing && granted > 0
     }
 
-    /// A page that is absent, by what the table says, is present. From now on it counts.
+    /// Handles a page that is present although the table says that it is absent. From now on it counts.
     fn found_present(&self, space: &Arc<Space>, table: &mut Table, page: Page, agent: bool) -> Step {
         if self.reserve_for(space, agent, 1) > 0 {
             table.states.found_present(page, &mut self.far.slots());
@@ -263,7 +267,7 @@ impl Pager {
         Step::Done
     }
 
-    /// Maps zero pages; returns how many, at least one. `Exists`: the first was there.
+    /// Maps zero pages. Returns how many were mapped, at least one. The error `Exists`: the first page was present.
     fn map_zeroes(
         &self,
         space: &Arc<Space>,
@@ -278,7 +282,7 @@ impl Pager {
         };
         let bytes = match mapped {
             Ok(bytes) => bytes,
-            // Some of them: enough for now.
+            // Some pages were mapped, which is enough for now.
             Err(UffdError::Again(bytes) | UffdError::Exists(bytes)) if bytes > 0 => bytes,
             Err(error) => return Err(error),
         };
@@ -290,13 +294,13 @@ impl Pager {
         Ok(pages)
     }
 
-    /// A page that has room already, and reads as zero.
+    /// Maps a zero page where the page has room already and was found absent.
     fn zero_again(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
-        // What is being copied from where it is must not be written to.
+        // A page that is being copied where it is mapped must not be written to.
         let protect = table.states.get(page).is_kept();
         let mapped = if table.states.may_have_guard(page) {
             if protect {
-                // The call that respects guards maps what can be written to: when the copy has been made.
+                // The call that respects guards maps writable pages only, so this fault waits until the copy has been made.
                 return Step::Again;
             }
             space.map_zero(table, page)
@@ -316,7 +320,7 @@ impl Pager {
             }
             Err(UffdError::Again(_)) => Step::Again,
             Err(UffdError::Exists(_)) => {
-                // Two threads have asked for it.
+                // Two threads have asked for the page.
                 space.wake_later(table, page, 1);
                 Step::Done
             }
@@ -324,7 +328,7 @@ impl Pager {
         }
     }
 
-    /// A page that is in far memory.
+    /// Serves a fault on a page that is in far memory.
     fn fetch(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, slot: u32, agent: bool) -> Step {
         let page = fault.page;
         if self.reserve_for(space, agent, 1) == 0 {
@@ -359,7 +363,7 @@ impl Pager {
         Step::Done
     }
 
-    /// Brings the neighbours of a page that was fetched, as far as there is room; returns how many.
+    /// Fetches the neighbours of a page that was fetched, as far as there is room. Returns how many.
     fn fetch_ahead(&self, space: &Arc<Space>, table: &mut Table, page: Page, protect: bool) -> u64 {
         let ahead = table.prefetch.fault(page);
         let mut wanted: SmallVec<[(Page, u32); AHEAD]> = SmallVec::new();
@@ -380,7 +384,7 @@ impl Pager {
         while let Some(rest) = wanted.get(brought..).filter(|rest| !rest.is_empty()) {
             match self.bring_run(space, table, rest, protect) {
                 Ok(pages) => brought += pages,
-                // It is fetched, or found lost, when it is asked for.
+                // The page is fetched, or found lost, when a thread asks for it.
                 Err(_) => break,
             }
         }
@@ -389,8 +393,9 @@ impl Pager {
         brought as u64
     }
 
-    /// Maps the first of these far pages, and with the same call those behind it that follow it in memory and in its window; or sends for
-    /// the first. Nobody has asked for them. Room for all was reserved. Returns how many.
+    /// Fetches far pages that no thread has asked for. If the first can be mapped from its window, the same call maps those
+    /// behind it that follow it both in memory and in the window. Otherwise sends for the first only. Room for all was
+    /// reserved. Returns how many pages were mapped or sent for.
     fn bring_run(
         &self,
         space: &Arc<Space>,
@@ -419,7 +424,7 @@ impl Pager {
         let mut fewer = count as u32;
         let mut mapped = space.map(table, first, address, fewer, protect);
         while matches!(mapped, Err(UffdError::NotMapped)) && fewer > 1 {
-            // They reach beyond the mapping.
+            // The pages reach beyond the mapping.
             fewer /= 2;
             mapped = space.map(table, first, address, fewer, protect);
         }
@@ -442,13 +447,14 @@ impl Pager {
             }
         }
         for page in first..first + pages as u64 {
-            // Nobody has used a page yet that came unasked: it has to prove itself.
+            // A page that no thread has asked for is queued as if it had never been evicted: it has to prove itself.
             self.queue(space, table, page, None);
         }
         Ok(pages)
     }
 
-    /// A page that has room already, and is stored. Mostly it is here: then a copy is refused, and nothing is sent for.
+    /// Serves a fault on a page that has room already and is stored. In most cases the page is present: then a copy is
+    /// refused, and no lender is asked.
     fn fetch_again(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, slot: u32) -> Step {
         let page = fault.page;
         if self.far.slots().direct(slot).is_none() && space.holds(page) == Some(true) {
@@ -458,7 +464,7 @@ impl Pager {
         let protect = !fault.write && self.habit.protect();
         match self.bring(space, table, page, slot, protect, Some(fault.since)) {
             Ok(()) => {
-                // What was only sent for may be here.
+                // A page that was only sent for may be present, so it is not counted.
                 let is_mapped = table.states.get(page).state() == State::Resident;
                 Counters::add(&self.stats.counters.unseen_drops, u64::from(is_mapped));
                 Step::Done
@@ -468,7 +474,7 @@ impl Pager {
                 space.wake_later(table, page, 1);
                 Step::Done
             }
-            // It faults again, as after any fault for which the kernel has no memory.
+            // The thread faults again, as after any fault for which the kernel has no memory.
             Err(NotBrought::Refused(error)) if error.is_out_of_memory() => {
                 space.wake_later(table, page, 1);
                 Step::Done
@@ -477,8 +483,8 @@ impl Pager {
         }
     }
 
-    /// The table says that the page is resident. If it is absent, its contents are lost: a thread that touches it gets SIGBUS
-    /// rather than zeroes.
+    /// Poisons a page that the table calls resident if it is absent: its contents are lost then, and a thread that touches
+    /// it gets SIGBUS rather than zeroes.
     fn poison_absent(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         match space.uffd.poison(Space::address(page), PAGE_BYTES as usize) {
             Ok(()) => {
@@ -514,7 +520,7 @@ impl Pager {
             let mut slots = self.far.slots();
             slots.unpin(slot);
             match mapped {
-                // Its lender has died meanwhile, perhaps: another copy is looked for.
+                // Its lender may have died meanwhile, so another copy is looked for.
                 Err(UffdError::BadSource) if slots.direct_read_failed(slot, address) => {
                     return Err(UffdError::Again(0).into());
                 }
@@ -522,12 +528,12 @@ impl Pager {
             };
             table.states.mapped(page, protect, &mut slots)
         };
-        // Nobody has used a page yet that came unasked: it has to prove itself.
+        // A page that no thread has asked for is queued as if it had never been evicted: it has to prove itself.
         self.queue(space, table, page, evicted_at.filter(|_| since.is_some()));
         Ok(())
     }
 
-    /// Maps a page that is being saved from where its contents are until then: its eviction comes to nothing.
+    /// Maps a page that is being saved, from the place where its contents are until then. Its eviction is undone.
     pub(crate) fn take_back(&self, space: &Arc<Space>, table: &mut Table, began: Page) -> TookBack {
         let (page, entry) = table.states.operation(began);
         let Ok(at) = table.saving.binary_search_by_key(&began, |(began, _)| *began) else {
@@ -573,7 +579,7 @@ impl Pager {
         self.evictor.ring();
     }
 
-    /// A page could not be mapped.
+    /// Handles an error of mapping a page.
     fn map_failed(&self, space: &Arc<Space>, table: &mut Table, page: Page, error: &UffdError) -> Step {
         match error {
             // Unmapped in the meantime: a thread that waits faults again, and finds what is there now.
@@ -581,7 +587,7 @@ impl Pager {
                 space.wake_later(table, page, 1);
                 Step::Done
             }
-            // It faults again, as after any fault for which the kernel has no memory.
+            // The thread faults again, as after any fault for which the kernel has no memory.
             other if other.is_out_of_memory() => {
                 space.wake_later(table, page, 1);
                 Step::Done
@@ -596,7 +602,7 @@ impl Pager {
         }
     }
 
-    /// A write to a protected page.
+    /// Serves a write to a protected page.
     fn unprotect(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         match space.unprotect(table, page) {
             Err(UffdError::Again(_)) => return Step::Again,
@@ -613,8 +619,8 @@ impl Pager {
         Step::Done
     }
 
-    /// A page that cannot be served raises SIGBUS from now on. False: it is not one any more, or its address
-    /// space is changing.
+    /// Makes a page that cannot be served raise SIGBUS. Returns `false` if the page is no longer untouched or far, or its
+    /// address space keeps changing.
     #[must_use]
     pub fn poison(&self, space: &Arc<Space>, page: Page) -> bool {
         let mut table = space.lock();
@@ -633,7 +639,7 @@ impl Pager {
         false
     }
 
-    /// A page is lost with its lender, of whose end nothing has been told yet.
+    /// Poisons a page that is lost with its lender. The message about the lender's end is still to come.
     fn poison_lost(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         let step = self.poison_now(space, table, page);
         if step == Step::Done && table.states.get(page).state() == State::Lost {
@@ -646,7 +652,7 @@ impl Pager {
     pub(crate) fn poison_now(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         match space.uffd.poison(Space::address(page), PAGE_BYTES as usize) {
             Err(UffdError::Again(_)) => return Step::Again,
-            // A fork left it (see `Table::fork`): what is there is the program's, and good.
+            // A fork left the page there (see `Table::fork`): it is the program's, with the right contents.
             Err(UffdError::Exists(_))
                 if matches!(table.states.get(page).state(), State::Remote | State::Lost) =>
             {

@@ -1,13 +1,14 @@
-//! How pages leave that forks share.
+//! Eviction of pages that forks share.
 //!
-//! A frame has left when all of its holders have. Its contents are saved once: one holder leaves first, as any page does whose contents
-//! are not stored, and the others follow, as pages do whose contents are. The kernel moves no page that is shared; so the agent is told
-//! to make it the process's own first, by which it stays write-protected. It touches pages for that, and another page may have come to
-//! stand there: so nothing else of the space is on its way out meanwhile.
+//! A frame has left when all of its holders have. Its contents are saved once: the first holder leaves like a page whose
+//! contents are not stored, and the others follow like pages whose contents are stored. The kernel does not move a shared
+//! page, so the agent makes it the process's own first; the page stays write-protected meanwhile. The agent does this by
+//! touching pages, and another page may come to stand at an address that it touches. So nothing else of the space is on its
+//! way out during that command.
 //!
-//! A page that the agent has made its process's own has memory of its own: a copy, which counts against the limit from the time its agent is
-//! told to make it. So it is made so only when there is a far page for it, and as many are made at once as there is room for. If the page
-//! does not leave after all, it counts as its space's own.
+//! A page that the agent has made its process's own is a copy with memory of its own. It counts against the limit from the
+//! time the agent is told to make it. So a copy is made only when there is a far page for it, and at most as many are made
+//! at once as there is room for. A page that does not leave after all counts as its space's own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,15 +23,16 @@ use crate::pager::Pager;
 use crate::space::{Order, Space, Table, extend};
 use crate::stats::Counters;
 
-/// Most holders that leave at once: a page may have many, each with an agent of its own.
+/// Most holders that leave at once: a page may have many holders, each with an agent of its own.
 const HOLDERS_AT_ONCE: u64 = 512;
 
-/// A page that is to leave, and shares a frame, which is in no queue under a name of its own.
+/// A page that is to leave and shares a frame. The frame is in no queue under its own name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sharer {
     pub(crate) page: Page,
     pub(crate) frame: Frame,
-    /// The far page that was taken for its contents, if they are not stored, and where it is reached directly, if it is.
+    /// The slot that was taken for its contents if they are not stored yet, with the address for direct access if there is
+    /// one.
     pub(crate) place: Option<(u32, Option<u64>)>,
 }
 
@@ -40,9 +42,9 @@ enum Ability {
     Now,
     /// When its agent has carried out a command.
     Soon,
-    /// When its agent has come, or has a processor again.
+    /// When its agent has said hello, or gets a processor again.
     Later,
-    /// It has no agent, and gets none.
+    /// Its space has no agent, and gets none.
     Never,
 }
 
@@ -50,7 +52,7 @@ fn ability(space: &Space, table: &Table, is_late: impl Fn(u32) -> bool) -> Abili
     if space.has_agent() {
         return match table.under_way.command() {
             0 if table.under_way.is_nothing() => Ability::Now,
-            // A batch has to wait before it can end.
+            // A batch still has to wait for something before it can end.
             0 => Ability::Later,
             command if is_late(command) => Ability::Later,
             _ => Ability::Soon,
@@ -60,8 +62,8 @@ fn ability(space: &Space, table: &Table, is_late: impl Fn(u32) -> bool) -> Abili
 }
 
 impl Pager {
-    /// Pages that are to leave because these frames are, by space. The frames are in no queue under a name of their own. `is_late`: a
-    /// command that an agent has had for long.
+    /// Finds the pages that have to leave so that these frames can leave, by space. The frames are in no queue under their
+    /// own names. `is_late`: whether an agent has had a command for long.
     pub(crate) fn holders_of(
         &self,
         chosen: &[Frame],
@@ -91,12 +93,13 @@ impl Pager {
             let any = |what| holders.iter().any(|(_, _, ability)| *ability == what);
             let is_stuck = any(Ability::Never);
             self.set_stuck([frame], is_stuck);
-            // A frame is saved once: where it is not yet, one of its holders leaves first.
+            // A frame is saved once: if it is not saved yet, only one of its holders leaves first.
             let is_saved = self.sharing.frames().saved(frame) != Saved::Not;
             let able = holders.iter().filter(|(_, _, ability)| *ability == Ability::Now);
             let able: Vec<_> = able.take(if is_saved { possible } else { possible.min(1) }).collect();
             if is_stuck {
-                // What one holder gives up, the others keep: it is worth nothing unless all can leave.
+                // A holder that leaves frees nothing while others keep the frame, so the frame is worth nothing unless all
+                // can leave.
                 self.put_aside_frame(frame);
             } else if any(Ability::Later) {
                 self.put_back_frame(frame);
@@ -115,8 +118,8 @@ impl Pager {
         leaving
     }
 
-    /// Verifies pages of frames of which one is to leave, before it does: until then the page tables say that they are shared. Frames of
-    /// which a holder cannot be verified now do not leave.
+    /// Verifies all holders of the frames that are to leave, before one of them leaves: until then the page tables tell
+    /// that the pages are shared. A frame with a holder that cannot be verified now does not leave.
     pub(crate) fn verify_holders(&self, leaving: &mut BTreeMap<u32, Leaving>) {
         let mut frames: Vec<(Frame, Page)> = {
             let known = self.sharing.frames();
@@ -164,21 +167,21 @@ impl Pager {
         doubtful.into_iter().for_each(|frame| self.put_back_frame(frame));
     }
 
-    /// A frame that was to leave comes up again.
+    /// Puts a frame that was to leave back into a queue.
     pub(crate) fn put_back_frame(&self, frame: Frame) {
         if self.sharing.frames().enqueue(frame) {
             self.replacement.lock().reinsert(PageName::of_frame(frame));
         }
     }
 
-    /// The same of one that comes up before any other.
+    /// Puts a frame back so that it comes up before all others.
     fn retry_frame(&self, frame: Frame) {
         if self.sharing.frames().enqueue(frame) {
             self.replacement.lock().retry([PageName::of_frame(frame)]);
         }
     }
 
-    /// The same of one that cannot leave, because a holder cannot.
+    /// Puts a frame aside that cannot leave because one of its holders cannot.
     fn put_aside_frame(&self, frame: Frame) {
         if self.sharing.frames().enqueue(frame) {
             self.replacement.lock().refused(PageName::of_frame(frame));
@@ -187,7 +190,7 @@ impl Pager {
 }
 
 impl Evictor {
-    /// Begins to evict pages; where some are to be made the process's own first, their agent is told to.
+    /// Begins to evict pages. If some have to be made the process's own first, tells their agent to do so.
     pub(crate) fn begin_or_own(&mut self, space: &Arc<Space>, mut leaving: Leaving) -> Attempt {
         let Some(agent) = space.agent() else {
             self.put_back(space, leaving);
@@ -217,7 +220,7 @@ impl Evictor {
             table.touching.clone_from(&order.own);
         }
         let count = (leaving.shared.len() + leaving.chosen.len()) as u64;
-        // Other pages that are shared are counted already.
+        // Pages that were found shared when they were to move are counted already.
         self.pager.room.add_copies(leaving.shared.len() as u64);
         let batch = Batch::new(space, agent, Vec::new(), Task::Own(leaving), command);
         if space.send(&batch.agent, command, &order, &mut self.message).is_err() {
@@ -229,7 +232,8 @@ impl Evictor {
         Attempt::Begun(count)
     }
 
-    /// Takes far pages for contents that are not stored. Pages that get none, or cannot leave, come up again. Returns why there is none.
+    /// Takes slots for contents that are not stored. Pages that get no slot, or cannot leave, are put back into a queue.
+    /// Returns why no slot could be taken, if that happened.
     fn take_places(&self, space: &Space, leaving: &mut Leaving) -> Option<NoRoom> {
         let (mut left, mut refused, mut to_stage) = (Vec::new(), None, 0);
         {
@@ -273,12 +277,12 @@ impl Evictor {
         refused
     }
 
-    /// Where a frame's contents are stored, if they are.
+    /// Where a frame's contents are stored. `None` if they are not, or if the slot is lost.
     fn is_saved(&self, frame: Frame, slots: &mut Store, frames: &mut Frames) -> Option<Saved> {
         match frames.saved(frame) {
             Saved::Not => None,
             Saved::Slot(slot) if slots.is_lost(slot) => {
-                // They are here only, now.
+                // The resident page is now the only copy.
                 frames.forget(frame, slots);
                 None
             }
@@ -286,7 +290,7 @@ impl Evictor {
         }
     }
 
-    /// The agent has made pages the process's own: they leave now.
+    /// Continues when the agent has made pages the process's own: begins to evict them.
     pub(crate) fn owned(&mut self, batch: Batch, leaving: Leaving) {
         let space = batch.space.clone();
         self.settle(batch);
@@ -297,7 +301,7 @@ impl Evictor {
         }
     }
 
-    /// Pages of which the agent has been told to make them the process's own do not leave.
+    /// Keeps pages that the agent was told to make the process's own: they do not leave.
     pub(crate) fn stay_owned(&self, space: &Space, mut leaving: Leaving) {
         let sharers = std::mem::take(&mut leaving.shared);
         {
@@ -307,7 +311,7 @@ impl Evictor {
         self.put_back(space, leaving);
     }
 
-    /// A page of which the agent has been told to make it the process's own does not leave.
+    /// Keeps one page that the agent was told to make the process's own: it counts as its space's own now.
     fn not_claimed(&self, space: &Space, table: &mut Table, sharer: Sharer) {
         if let Some((slot, _)) = sharer.place {
             self.pager.far.slots().release(slot);
@@ -319,7 +323,7 @@ impl Evictor {
         self.pager.put_back_frame(sharer.frame);
     }
 
-    /// Claims those of the pages, which share frames and have been made their process's own, that are to go.
+    /// Claims those of the pages that can leave. They share frames and have been made their process's own.
     pub(crate) fn claim_shared(&self, space: &Space, table: &mut Table, sharers: &[Sharer]) -> Claimed {
         let (mut victims, mut refused) = (Vec::with_capacity(sharers.len()), None);
         for &sharer in sharers {
@@ -342,7 +346,11 @@ impl Evictor {
         Claimed { victims, refused, area: None }
     }
 
-    /// A page that shares a frame is a victim from now on. An error: why there is no place for its contents; its own is given up.
+    /// Makes a page that shares a frame a victim.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no place for its contents. The place in `sharer` is released or used in any case.
     fn claim_frame(&self, table: &mut Table, sharer: Sharer) -> Result<Victim, Option<NoRoom>> {
         let Sharer { page, frame, place } = sharer;
         let entry = table.states.get(page);
@@ -357,7 +365,7 @@ impl Evictor {
             (Some(Saved::Zero), _) => Contents::Stored(None),
             (Some(Saved::Slot(slot)), _) if slots.share(slot) => Contents::Stored(Some(slot)),
             (Some(_), _) => return Err(None),
-            // What was stored is lost since.
+            // The stored contents were lost meanwhile.
             (None, None) => match Contents::to_store(&mut slots).map_err(Some)? {
                 Contents::New(slot, Place::Staged(_)) => {
                     slots.release(slot);
@@ -374,8 +382,8 @@ impl Evictor {
         Ok(victim.with_frame(frame))
     }
 
-    /// Evictions are about to end: what was saved of pages that share frames is saved for the frames, too, where it is known that
-    /// it was theirs to the end.
+    /// Called before evictions end: what was saved from a page that shares a frame counts as saved for the frame, too, if
+    /// the page still was the frame's when it was saved.
     pub(crate) fn save_frames(&self, space: &Arc<Space>, victims: &[Victim]) {
         let saved = victims.iter().filter(|victim| victim.is_newly_saved());
         let mut saved = saved.filter_map(|victim| Some((victim, victim.frame?))).peekable();

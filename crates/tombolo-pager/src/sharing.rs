@@ -1,12 +1,13 @@
-//! Pages that forks share, in the pager: their room, their protection, and who leaves them.
+//! Pages that forks share: their room, their protection, and how holders leave their frames.
 //!
-//! After a fork, parent and child share [`Frames`], each of which has one page of room. A holder that is about to write takes room for
-//! its copy first ([`Pager::copy_shared`]): the kernel asks, because the page is write-protected. Where room is short, libc's `fork`
-//! has that done before ([`Pager::protect_for_fork`]). Otherwise it is done later, in pieces: only once the copies that holders may
-//! have made unseen would not fit any more, and not within the first milliseconds, in which many children execute another program.
-//! What was copied until then is found by the page tables, and takes its room then ([`Pager::verify`]).
+//! After a fork, parent and child share [`Frames`], each of which takes one page of room. A holder that is about to write
+//! takes room for its copy first ([`Pager::copy_shared`]): the page is write-protected, so the write is a fault. If room is
+//! short, the pages are protected before libc's `fork` ([`Pager::protect_for_fork`]). Otherwise they are protected later,
+//! in pieces: only when the copies that holders may have made unseen would not fit any more, and not within the first
+//! milliseconds, in which many children execute another program. Copies made before that are found in the page tables, and
+//! take their room then ([`Pager::verify`]).
 //!
-//! When other holders have ended, pages become ordinary ones again, in pieces, too.
+//! When the other holders of frames have ended, the remaining pages become ordinary again, also in pieces.
 //!
 //! How a shared page leaves is in [`crate::shared_out`].
 
@@ -29,19 +30,19 @@ use crate::serve::Step;
 use crate::space::{Space, Table};
 use crate::stats::Counters;
 
-/// Pages that are verified or made ordinary before others may have the table: about a millisecond.
+/// Pages that are verified or made ordinary before other threads may lock the table: about a millisecond.
 const PIECE_PAGES: u64 = 4096;
-/// Pages that are protected before others may have the table: some milliseconds.
+/// Pages that are protected before other threads may lock the table: some milliseconds.
 const PROTECTED_AT_ONCE: u64 = 1 << 17;
-/// Pages of a run of which some are not mapped: it is not split any further.
+/// A run of at most this many pages is not split further when some of them are not mapped.
 const SPLIT_PAGES: u64 = 16;
-/// Frames that are left before others may look at slots and frames: some hundred microseconds.
+/// Frames that are left before other threads may lock slots and frames: some hundred microseconds.
 const LEFT_AT_ONCE: usize = 4096;
 
 /// What is to be done with all shared pages of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
-    /// Protect them: from then on they are copied where there is room only.
+    /// Protect them: from then on they are copied only where there is room.
     Protect,
     /// Protect them, and verify them.
     Verify,
@@ -52,11 +53,11 @@ struct Task {
     space: u32,
     work: Work,
     due: Instant,
-    /// Ranges that are left, once it has begun.
+    /// Ranges that are left to do. `None` before the task has begun.
     ranges: Option<VecDeque<(Page, Page)>>,
 }
 
-/// Frames whose last holder may have an ordinary page instead.
+/// Frames with only one holder left, whose page can become ordinary again.
 #[derive(Debug, Default)]
 struct Alone {
     frames: Vec<Frame>,
@@ -69,9 +70,10 @@ struct Alone {
 pub(crate) enum Departure<'a> {
     /// The page has been given up, or has room of its own already.
     Changed,
-    /// It is its space's own from now on, and is to count there. Where nobody else holds the frame, its room becomes the page's.
+    /// The page is its space's own from now on, and has to count there. If no other page holds the frame, its room becomes
+    /// the page's.
     Owned(&'a Account),
-    /// It was evicted: other holders are to follow.
+    /// The page was evicted: the other holders are to follow.
     Evicted,
     /// Its space has ended.
     Ended,
@@ -81,19 +83,19 @@ pub(crate) enum Departure<'a> {
 #[derive(Debug)]
 pub(crate) struct Sharing {
     frames: Mutex<Frames>,
-    /// Room of the frames that can be evicted, and of those that cannot.
+    /// Room of the frames that can be evicted, and of those that cannot (`stuck`).
     account: Account,
     stuck: Account,
     tasks: Mutex<VecDeque<Task>>,
     alone: Mutex<Alone>,
-    /// Where so little room is left, the evictor is to look at the tasks.
+    /// When free room falls to this, the evictor is woken to look at the tasks.
     watermark_pages: AtomicU64,
-    /// Pages that may be copied unseen, of all spaces: rather too many, since each space is counted anew at times only.
+    /// Pages that may be copied unseen, of all spaces. May be too large, since each space is recounted only at times.
     unprotected: AtomicU64,
 }
 
 impl Sharing {
-    /// Nothing is shared.
+    /// Starts with no shared pages.
     pub(crate) fn new(room: &Room) -> Self {
         let account = Account::default();
         room.set_limited(&account, true);
@@ -108,21 +110,21 @@ impl Sharing {
         }
     }
 
-    /// The frames, locked: after slots, before replacement.
+    /// Locks the frames: after slots, before replacement.
     pub(crate) fn frames(&self) -> MutexGuard<'_, Frames> {
         self.frames.lock()
     }
 
-    /// Where so little room is left, the evictor is to be woken.
+    /// When free room falls to this, the evictor has to be woken.
     pub(crate) fn watermark_pages(&self) -> u64 {
         self.watermark_pages.load(Ordering::Relaxed)
     }
 
-    /// Counts the pages of a space that may be copied unseen. Returns those of the others.
+    /// Recounts the pages of a space that may be copied unseen. Returns the number of such pages in all other spaces.
     pub(crate) fn recount(&self, table: &mut Table) -> u64 {
         let now = table.states.unprotected_pages();
         let was = std::mem::replace(&mut table.unprotected, now);
-        // It wraps where there are fewer.
+        // Wraps if the number has fallen.
         let change = now.wrapping_sub(was);
         let all = self.unprotected.fetch_add(change, Ordering::Relaxed).wrapping_add(change);
         all.saturating_sub(now)
@@ -130,14 +132,14 @@ impl Sharing {
 
     fn schedule(&self, space: u32, work: Work, after: Duration) {
         let mut tasks = self.tasks.lock();
-        // One that has begun does not come to what is new.
+        // A task that has begun does not see new pages.
         let is_known = |task: &Task| task.space == space && task.work == work && task.ranges.is_none();
         if !tasks.iter().any(is_known) {
             tasks.push_back(Task { space, work, due: Instant::now() + after, ranges: None });
         }
     }
 
-    /// A task that is due, taken from the others.
+    /// Takes a task that is due from the list.
     fn due_task(&self) -> Option<Task> {
         let mut tasks = self.tasks.lock();
         let now = Instant::now();
@@ -145,7 +147,7 @@ impl Sharing {
         tasks.remove(at)
     }
 
-    /// Frames that are due to become ordinary pages, at most a piece.
+    /// Takes frames that are due to become ordinary pages, at most one piece.
     fn due_alone(&self) -> Vec<Frame> {
         let mut alone = self.alone.lock();
         if alone.due.is_none_or(|due| due > Instant::now()) {
@@ -158,7 +160,7 @@ impl Sharing {
         alone.frames.split_off(rest)
     }
 
-    /// After which time there is something to do.
+    /// How long it is until something is to be done: zero if it is due already, `None` if there is nothing.
     fn next_due(&self) -> Option<Duration> {
         let tasks = self.tasks.lock();
         if !tasks.iter().any(|task| task.work == Work::Verify) {
@@ -169,7 +171,8 @@ impl Sharing {
     }
 }
 
-/// Takes the protection off pages, which stand in order. Where the kernel refuses, the next write is a fault that finds an ordinary page.
+/// Removes the protection of these pages, which are in order. If the kernel refuses, the next write is a fault that finds
+/// an ordinary page.
 fn make_writable(space: &Space, pages: &[Page]) {
     for run in pages.chunk_by(|page, next| page + 1 == *next) {
         let length = run.len() * PAGE_BYTES as usize;
@@ -177,14 +180,15 @@ fn make_writable(space: &Space, pages: &[Page]) {
     }
 }
 
-/// The frames that pages of a space share.
+/// The frames that the pages of a space share.
 fn shared_frames(table: &Table) -> impl Iterator<Item = Frame> {
     let pages = table.states.shared_ranges().into_iter().flat_map(|(first, end)| first..end);
     pages.filter_map(|page| table.states.get(page).frame())
 }
 
 impl Pager {
-    /// A space has forked: what is resident is shared from now on. Returns whether not all copies of it would fit.
+    /// Called when a space has forked: its resident pages are shared from now on. Returns whether there is too little room
+    /// for copies of all of them.
     pub(crate) fn shared_by_fork(
         &self,
         parent: &Space,
@@ -207,7 +211,7 @@ impl Pager {
                 }
                 self.sharing.schedule(space.index, Work::Verify, timing::FORK_PAUSE);
             }
-            // It looks at the time.
+            // The evictor looks when the task is due.
             self.evictor.ring();
         } else if forked.table.has_doubtful() {
             self.sharing.schedule(child.index, Work::Verify, timing::FORK_PAUSE);
@@ -216,11 +220,11 @@ impl Pager {
         is_short
     }
 
-    /// An agent serves a space from now on, which was forked before.
+    /// Called when the agent of a forked space has said hello.
     pub(crate) fn shares_with_agent(&self, space: &Space) {
         let table = space.lock();
         if self.sharing.stuck.pages() > 0 {
-            // Where others keep a frame here, that is found again.
+            // If other holders keep a frame from leaving, that is found again.
             self.set_stuck(shared_frames(&table), false);
         }
         if table.states.unverified_pages() > 0 || table.states.has_doubtful() {
@@ -229,8 +233,8 @@ impl Pager {
         }
     }
 
-    /// Looks which pages are present that are far by what the table says: those take room from now on. Their contents are those of their
-    /// slots, or newer.
+    /// Finds pages that are present although the table says that they are far: they take room from now on. Their contents
+    /// are those of their slots, or newer.
     fn look_at_doubtful(&self, space: &Space, table: &mut Table) {
         let far = table.states.doubtful();
         let look = |thread| pagemap::hold_something(thread, far.iter().map(|page| Space::address(*page)));
@@ -252,7 +256,7 @@ impl Pager {
         space.lock().states.get(page).frame().is_some()
     }
 
-    /// What pages of this space have left since the last call: frames that nobody holds any more are free.
+    /// Handles the frames that pages of this space have left since the last call: frames without holders are freed.
     pub(crate) fn leave_frames(&self, table: &mut Table) {
         if table.states.has_left() {
             let left = table.states.take_left();
@@ -260,7 +264,7 @@ impl Pager {
         }
     }
 
-    /// Holders have left these frames.
+    /// Notes that holders have left these frames.
     pub(crate) fn frames_left(&self, all: &[Left], why: Departure) {
         let (mut names, mut alone) = (Vec::new(), Vec::new());
         for part in all.chunks(LEFT_AT_ONCE) {
@@ -276,14 +280,14 @@ impl Pager {
                             names.push(PageName::of_frame(left.frame));
                         }
                         if matches!(why, Departure::Ended) {
-                            // Who could not leave has gone, perhaps; otherwise that is found again.
+                            // The holder that could not leave may be the one that has ended. If not, that is found again.
                             unstuck += u64::from(frames.set_stuck(left.frame, false));
                             alone.extend((frames.holders(left.frame) == 1).then_some(left.frame));
                         }
                     }
                 }
             }
-            // Under the lock: what is stuck may change.
+            // Under the lock of the frames, since which frames are stuck may change.
             self.room.pass(&self.sharing.stuck, &self.sharing.account, unstuck);
             if let Departure::Owned(account) = why {
                 self.room.pass(&self.sharing.account, account, freed);
@@ -297,7 +301,7 @@ impl Pager {
         if !alone.is_empty() {
             let mut all = self.sharing.alone.lock();
             all.frames.extend(alone);
-            // Several may end together.
+            // Several holders may end together.
             all.due.get_or_insert_with(|| Instant::now() + timing::SHARING_PAUSE);
             self.evictor.ring();
         }
@@ -312,7 +316,7 @@ impl Pager {
         }
     }
 
-    /// Whether frames can be evicted is known now.
+    /// Notes whether these frames can be evicted.
     pub(crate) fn set_stuck(&self, all: impl IntoIterator<Item = Frame>, is_stuck: bool) {
         let mut frames = self.sharing.frames();
         let changed = all.into_iter().filter(|frame| frames.set_stuck(*frame, is_stuck)).count() as u64;
@@ -324,14 +328,14 @@ impl Pager {
         self.room.pass(from, to, changed);
     }
 
-    /// Pages that have shared frames are their space's own from now on, and count as such.
+    /// Counts pages that have shared frames as their space's own from now on.
     fn owned(&self, space: &Space, table: &mut Table, pages: &[Page]) {
         pages.iter().for_each(|&page| self.queue(space, table, page, None));
         let left = table.states.take_left();
         self.frames_left(&left, Departure::Owned(&space.account));
     }
 
-    /// A write to a page that others share: the kernel makes a copy, for which there has to be room.
+    /// Serves a write to a shared page: the kernel makes a copy, for which there has to be room.
     pub(crate) fn copy_shared(
         &self,
         space: &Arc<Space>,
@@ -339,7 +343,7 @@ impl Pager {
         fault: Fault,
         frame: Frame,
     ) -> Step {
-        // The only holder needs no other room than the frame's.
+        // A frame's only holder needs no room besides the frame's.
         let is_alone = self.sharing.frames().holders(frame) <= 1;
         if !is_alone && self.reserve(space, 1) == 0 {
             self.wait_for_room(fault);
@@ -364,8 +368,8 @@ impl Pager {
         Step::Done
     }
 
-    /// A fault on a page that is there by what the table says, and shared. Returns whether it is not there, or that cannot be told: it is
-    /// this space's own, and the fault is to be decided anew.
+    /// Handles a fault on a page that is present and shared according to the table. Returns `true` if the page is absent,
+    /// or that cannot be told: it becomes the space's own, and the fault has to be decided anew.
     pub(crate) fn shared_is_absent(&self, space: &Space, table: &mut Table, page: Page) -> bool {
         if space.holds(page) == Some(true) {
             space.wake_later(table, page, 1);
@@ -375,8 +379,8 @@ impl Pager {
         true
     }
 
-    /// Protects the pages of these ranges that share frames, and looks whether they still do. Those that do not are the space's own from
-    /// now on.
+    /// Protects the pages of these ranges that share frames, and checks whether they still do. Pages that do not are the
+    /// space's own from now on.
     pub(crate) fn verify(
         &self,
         space: &Space,
@@ -393,7 +397,7 @@ impl Pager {
             }
         }
         let seen = self.look_at_shared(space, table, &runs)?;
-        // By a fork that is under way, pages are shared that were not when they were protected.
+        // A fork that is under way may share pages that were not shared when they were protected.
         if space.is_changing() {
             return Err(UffdError::Again(0));
         }
@@ -405,7 +409,8 @@ impl Pager {
                 *seen == Seen::Exclusive && frame.is_some_and(|frame| frames.holders(frame) > 1)
             })
         };
-        // Others have copies, or have ended, of which nothing has been heard.
+        // The page tables show a page as unshared although its frame has other holders. These have copied it, or have ended
+        // without an event that was read.
         if is_left && self.close_others_unused(space) {
             return Err(UffdError::Again(0));
         }
@@ -445,7 +450,8 @@ impl Pager {
         match space.at_rest(space.uffd.write_protect(address, length, true)) {
             Ok(()) => (page..page + count).for_each(|page| table.states.protected(page)),
             Err(error @ (UffdError::Again(_) | UffdError::Gone)) => return Err(error),
-            // A part of it is not mapped: the child has not inherited it. What is not protected around there is found when it is looked at.
+            // A part of the run is not mapped: the child has not inherited it. Pages around it that stay unprotected are
+            // found when the page tables are read.
             Err(_) if count > SPLIT_PAGES => {
                 let half = count / 2;
                 Self::protect_run(space, table, page, half)?;
@@ -468,8 +474,12 @@ impl Pager {
         }
     }
 
-    /// What the page tables say. What cannot be told counts as not shared: such a page is right as the space's own, too. An error: its
-    /// program has just ended, or executed another one. Nothing was copied by that, and the space is about to end.
+    /// Reads in the page tables whether pages are shared. If that cannot be told, a page counts as not shared, which is
+    /// also correct.
+    ///
+    /// # Errors
+    ///
+    /// The program has just ended, or executed another one. Nothing was copied by that, and the space is about to end.
     fn look_at_shared(
         &self,
         space: &Space,
@@ -494,7 +504,7 @@ impl Pager {
         };
         let mut seen = space.named_program().map(|program| space.by_program(&program, &look));
         if let Some(Ok(None)) = seen {
-            // Its agent has the memory until it is dismissed.
+            // The agent has the memory until it is dismissed.
             if let Some(agent) = space.agent() {
                 let looked = look(agent.pid);
                 seen = Some(Ok(Some(looked).filter(|_| !agent.has_ended())));
@@ -512,7 +522,7 @@ impl Pager {
         Ok(seen.filter(|seen| !seen.is_empty()).unwrap_or_else(|| vec![Seen::Exclusive; count as usize]))
     }
 
-    /// Does a piece of what is to be done with shared pages. Returns after which time there is more to do.
+    /// Does a piece of the work on shared pages. Returns after which time there is more to do.
     pub(crate) fn share_on(&self) -> Option<Duration> {
         if let Some(task) = self.sharing.due_task() {
             self.do_task(task);
@@ -532,7 +542,7 @@ impl Pager {
                 self.sharing.recount(&mut table) + table.unprotected
             };
             if self.room.free() >= unprotected.cast_signed() && unprotected > 0 {
-                // Whatever has been copied unseen, there is room for it. The evictor is woken when there is not.
+                // There is room for all pages that may have been copied unseen. The evictor is woken when there is not.
                 self.sharing.watermark_pages.fetch_max(unprotected, Ordering::Relaxed);
                 task.due = Instant::now() + timing::SHARING_LONG_PAUSE;
                 return self.sharing.tasks.lock().push_back(task);
@@ -544,7 +554,7 @@ impl Pager {
         }
     }
 
-    /// Room is short: what was put off because there was enough is due now.
+    /// Makes verifications due that were put off because there was enough room, if room is short now.
     pub(crate) fn verify_now(&self) {
         let unprotected = self.sharing.watermark_pages();
         if unprotected > 0 && self.room.free() < unprotected.cast_signed() {
@@ -556,28 +566,30 @@ impl Pager {
         }
     }
 
-    /// A child has what a fork has left shared, which is protected if not all copies of it would fit.
+    /// Called when a forked child has its table: protects its shared pages if there is too little room for copies of all of
+    /// them.
     pub(crate) fn begin_to_share(&self, space: &Space, table: &mut Table, is_short: bool) {
         self.sharing.recount(table);
         if is_short {
-            // Where mappings are changing again, there is a task for it.
+            // If this fails because mappings are changing, there is a task that repeats it.
             let _ = self.protect(space, table);
             self.sharing.recount(table);
         }
     }
 
-    /// A fork begins: where room is short, what is resident is protected, so that no copy is made unseen. The fork waits: 10 ms for 2 GiB.
-    /// What is shared already is verified, which takes several times as long: what is not counts as many times as it is forked.
+    /// Called before a fork. If room is short, protects the resident pages, so that no copy is made unseen. The fork waits
+    /// meanwhile: 10 ms for 2 GiB. Pages that are shared already are verified first, which takes several times as long: an
+    /// unverified page counts as many times as it is forked.
     pub(crate) fn protect_for_fork(&self, space: &Space, table: &mut Table) {
         space.stop_touching(table);
         table.states.forget_put_off();
-        // Of those that are not verified, each counts once more from now on.
+        // Each page that is not verified counts once more from now on.
         if !self.is_short_for(table, space.account.pages() + table.states.unverified_pages()) {
             return;
         }
-        // Where the kernel refuses, it is found out after the fork what was written.
+        // If the kernel refuses, the pages that were written are found after the fork.
         if table.states.unverified_pages() > 0 && space.named_program().is_some() {
-            // Once more, where others have ended meanwhile.
+            // A second time if other spaces have ended meanwhile.
             let ranges = table.states.shared_ranges();
             if let Err(UffdError::Again(_)) = self.verify(space, table, &ranges) {
                 let _ = self.verify(space, table, &ranges);
@@ -592,8 +604,8 @@ impl Pager {
         }
     }
 
-    /// Whether there is too little room for copies of so many pages of a space, in parent and child, and for those that others may have made
-    /// unseen: of many forks within milliseconds each could have all the room.
+    /// Whether there is too little room for copies of `pages` pages of a space, in parent and child, and for copies that
+    /// other spaces may have made unseen: with many forks within milliseconds, each could otherwise count on all the room.
     fn is_short_for(&self, table: &mut Table, pages: u64) -> bool {
         let others = self.sharing.recount(table);
         pages > 0 && self.room.free() < (2 * pages + others).cast_signed()
@@ -607,10 +619,10 @@ impl Pager {
         Ok(())
     }
 
-    /// A piece of a task. Returns after which time to go on, if there is more.
+    /// Does a piece of a task. Returns after which time to go on, if there is more.
     fn do_piece(&self, task: &mut Task) -> Option<Duration> {
         let space = self.space(task.space)?;
-        // Its page tables cannot be looked at. When it gets an agent, there is another task.
+        // The page tables cannot be read. When the space gets an agent, there is another task.
         if task.work == Work::Verify && space.named_program().is_none() {
             return None;
         }
@@ -652,7 +664,7 @@ impl Pager {
                 piece.into_iter().rev().for_each(|range| ranges.push_front(range));
                 Some(again)
             }
-            // It ends, or is left to others.
+            // The space ends, or its memory is left to other processes.
             Err(UffdError::Gone) if task.work == Work::Verify && table.left_by_program.is_some() => {
                 task.ranges = None;
                 Some(timing::SHARING_LONG_PAUSE)
@@ -661,13 +673,13 @@ impl Pager {
         }
     }
 
-    /// A page that shares a frame counts as its space's own from now on: it is, or cannot be told from one that is.
+    /// Counts a page that shares a frame as its space's own from now on: it is, or it may be.
     pub(crate) fn own_shared(&self, space: &Space, table: &mut Table, page: Page) {
         table.states.own(page, &mut self.far.slots(), &self.sharing.frames());
         self.owned(space, table, &[page]);
     }
 
-    /// Pages that are the only holders of these frames are ordinary again.
+    /// Makes the pages ordinary that are the only holders of these frames.
     fn collapse_frames(&self, frames: &[Frame]) {
         let mut left: Vec<(Frame, Page)> = {
             let known = self.sharing.frames();
@@ -690,14 +702,14 @@ impl Pager {
         }
     }
 
-    /// Of these pages, which stand in order, those are ordinary again that are the only holders of their frames.
+    /// Makes those of these pages ordinary that are the only holders of their frames. The pages are in order.
     fn collapse(&self, space: &Space, table: &mut Table, pages: &[Page]) {
         let (mut own, mut writable) = (Vec::new(), Vec::new());
         {
             let mut slots = self.far.slots();
             let frames = self.sharing.frames();
             for &page in pages {
-                // Its space may have forked since.
+                // The space may have forked since.
                 if table.states.get(page).frame().is_none_or(|frame| frames.holders(frame) != 1) {
                     continue;
                 }

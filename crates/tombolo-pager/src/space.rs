@@ -27,55 +27,55 @@ use tombolo_pager_protocol::{
 
 /// What the lock of a space guards: the page table and what goes with it.
 ///
-/// The lock is held while events are read and while pages are mapped, so that what the
-/// table says and what the kernel does are one step.
+/// The lock is held while events are read and while pages are mapped, so that the table and the kernel change in one step.
 #[derive(Debug, Default)]
 pub struct Table {
     /// The states of the pages.
     pub states: States,
     /// The fault history.
     pub prefetch: Prefetch,
-    /// What a first touch brings.
+    /// Chooses the pages that a first touch maps.
     pub touches: Touches,
-    /// Pages on their way out, and the agent's command.
+    /// The evictions under way, and the agent's command.
     pub under_way: UnderWay,
-    /// Pages, in no operation, that the agent's command has it touch: spans in order.
+    /// Pages that the agent's command makes the process's own by touching them: spans in order. They are in no operation.
     pub touching: Vec<(Page, u32)>,
-    /// Ranges of that command which the agent drops: the kernel will report each as if the program did it.
+    /// Ranges that the agent's command drops: the kernel will report each as if the program had dropped it.
     pub own_drops: Vec<(u64, u64)>,
-    /// Pages that were lost while they were being fetched, since a lender was last said to be gone.
+    /// Pages that were lost while they were being fetched, counted since the last message that a lender is gone.
     pub lost_on_the_way: u64,
-    /// Pages that are being saved, by where their operation began, and where their contents are in this process until
-    /// then. Sorted.
+    /// Pages that are being saved: where the operation of each began, and the address of its contents in this process until
+    /// it ends. Sorted.
     pub(crate) saving: Vec<(Page, u64)>,
-    /// How many pages that may be copied unseen are counted of it, with those of all other spaces (see `crate::sharing`).
+    /// How many of this space's pages are counted in the number of pages of all spaces that may be copied unseen (see
+    /// `crate::sharing`).
     pub(crate) unprotected: u64,
-    /// When its program was first found to have ended, or to have executed another one.
+    /// When the space's program was first found to have ended, or to have executed another one.
     pub(crate) left_by_program: Option<Instant>,
-    /// Since when threads have waited for pages that are on their way, each page once.
+    /// Pages on their way for which threads wait, each once, with the time at which the first thread began to wait.
     pub(crate) waits: Vec<(Page, Instant)>,
-    /// For each place of a request, the last request carried out there, and its answer.
+    /// For each place of a request: number and answer of the last request carried out there.
     pub answered: Vec<(u64, Answer)>,
-    /// Far memory was asked for pages: they are to be sent for when the lock is free, because that may bring answers.
+    /// Whether far memory was asked for pages. The reads are sent when the lock is free, because sending may bring answers.
     pub to_send: bool,
     /// Faults that were read and are not served yet.
     pub(crate) faults: VecDeque<Fault>,
     /// Threads to be woken when the lock is free.
     pub(crate) wakes: Wakes,
-    /// The space is closed: its slots are free, nothing may change any more.
+    /// Whether the space is closed: its slots are free, and nothing may change any more.
     pub closed: bool,
 }
 
-/// What an agent is told to do: spans of pages, as first and count.
+/// What an agent is told to do, as spans of pages: the first page and the number of pages.
 #[derive(Debug, Default)]
 pub struct Order {
-    /// Move these to a staging area.
+    /// Move these pages to a staging area.
     pub move_out: Vec<(Page, u32)>,
     /// The staging area to which they are moved.
     pub area: Option<Area>,
-    /// Drop these.
+    /// Drop these pages.
     pub drop: Vec<(Page, u32)>,
-    /// Make these the process's own.
+    /// Make these pages the process's own.
     pub own: Vec<(Page, u32)>,
 }
 
@@ -87,7 +87,7 @@ impl Table {
     }
 }
 
-/// Adds a page to a list of spans, joining it to the last where they touch.
+/// Adds a page to a list of spans, to the last span if the page directly follows it.
 pub fn extend(spans: &mut Vec<(Page, u32)>, page: Page) {
     match spans.last_mut() {
         Some((first, count)) if *first + u64::from(*count) == page => *count += 1,
@@ -95,7 +95,7 @@ pub fn extend(spans: &mut Vec<(Page, u32)>, page: Page) {
     }
 }
 
-/// A process that has to do with a space.
+/// A process named by its number and pidfd: a space's program or agent.
 #[derive(Debug)]
 pub struct Program {
     /// Its number, as this process sees it.
@@ -105,7 +105,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// A thread of it by which its memory is reached. Its number may be another process's when it has ended.
+    /// A thread of the process by which its memory can be reached. If the process has ended, the number may be another
+    /// process's.
     fn thread(&self) -> u32 {
         process::thread_with_memory(self.pid)
     }
@@ -120,9 +121,9 @@ pub struct Agent {
     pub pid: u32,
     /// Becomes readable when it ends.
     pidfd: OwnedFd,
-    /// Its number as fault events name it.
+    /// The agent's process number in its own pid namespace, as fault events give it.
     pub own_pid: u32,
-    /// Memory of the gate.
+    /// Shared memory with the gate and the words beside it.
     gate: SharedMemory,
     /// The program.
     pub program: Arc<Program>,
@@ -145,22 +146,22 @@ impl Agent {
         self.gate.atomic_u32(offset).ok()
     }
 
-    /// How often calls of libc's have begun to change mappings, and have ended.
+    /// Number of times that libc's calls have begun, and have finished, changing mappings: odd while a call is under way.
     pub fn changes(&self) -> Option<u32> {
         Some(self.word(CHANGES_OFFSET)?.load(Ordering::SeqCst))
     }
 
-    /// Whether it has ended. What was read by its number is another process's, perhaps, if it has ended since.
+    /// Whether the agent has ended. If so, what was read by its number may come from another process.
     pub fn has_ended(&self) -> bool {
         process::has_ended(&self.pidfd)
     }
 
-    /// What it has begun of its command (see `BEGUN_OFFSET`).
+    /// How much of its command the agent has begun (see `BEGUN_OFFSET`).
     pub fn begun(&self) -> u32 {
         self.word(BEGUN_OFFSET).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// How it ended, for a message.
+    /// How the agent ended, for a message.
     pub fn end(&self) -> String {
         match process::how_it_ended(self.pidfd.as_fd(), timing::AGENT_END) {
             Some(status) if status.code() == Some(0) => "it was dismissed".into(),
@@ -173,10 +174,9 @@ impl Agent {
         }
     }
 
-    /// Whether the program still is what it was when the agent started: it has neither
-    /// ended nor executed another program.
+    /// Whether the program still is the one for which the agent started: it has neither ended nor executed another program.
     pub fn serves_its_program(&self) -> bool {
-        // An agent that is ending has no memory any more, and so shares none: its socket tells of that.
+        // An agent that is ending has released its memory, and so shares none. Its end is noticed by its socket.
         process::share_memory(self.pid, self.program.pid) != Some(false)
             || process::anonymous_bytes(self.pid).is_none()
             || self.has_ended()
@@ -186,66 +186,66 @@ impl Agent {
 /// The process that has forked another one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parent {
-    /// Its number, as this process sees it, if an agent has named it.
+    /// Its process number, as this process sees it, if an agent has named it.
     pub pid: Option<u32>,
-    /// How many seccomp filters the program had that its family begins with.
+    /// How many seccomp filters the first program of the family had.
     pub filters: u32,
 }
 
 /// One address space.
 #[derive(Debug)]
 pub struct Space {
-    /// Its number among the spaces, never given again.
+    /// Index of the space, never used again.
     pub index: u32,
-    /// Serves its faults.
+    /// The userfaultfd by which its faults are served.
     pub uffd: Userfaultfd,
     /// First address of the control area.
     pub control: u64,
     /// Where the program puts its requests.
     pub requests: u64,
-    /// The program changes mappings by system calls of its own, too.
+    /// Whether the program also changes mappings by raw system calls.
     changes_unseen: AtomicBool,
-    /// What the agent of a forked child names to find this space.
+    /// The number by which the agent of a forked child names this space.
     pub token: u64,
     /// The page table.
     table: Mutex<Table>,
-    /// The agent, once it has said hello, until it is gone.
+    /// The agent, from its hello until it is gone.
     agent: Mutex<Option<Arc<Agent>>>,
     has_agent: AtomicBool,
-    /// The program, once an agent has named it: it may outlive its agent.
+    /// The program, as soon as an agent has named it. It may outlive its agent.
     program: Mutex<Option<Arc<Program>>>,
-    /// The memory itself, once an agent was there: whatever number reaches it, and whatever its processes execute.
+    /// The file of the memory, as soon as there was an agent. It stays valid whatever becomes of the processes.
     memory: Mutex<Option<Arc<Memory>>>,
-    /// The agent after its program has ended, until it has ended, too.
+    /// The agent, from the end of its program until its own end.
     retired: Mutex<Option<Arc<Agent>>>,
-    /// What is known of the process that has forked it.
+    /// The process that has forked this one.
     pub parent: Parent,
-    /// Its program has more seccomp filters than the one had from which it descends: it gets no agent, nor do those that it forks.
-    /// Filters never go away.
+    /// Whether the program has more seccomp filters than the first program of its family. If so, it gets no agent, nor do
+    /// the children that it forks. Filters never go away.
     pub agent_refused: AtomicBool,
-    /// How many seccomp filters the program had when its agent was made; of a forked child, its parent's.
+    /// How many seccomp filters the program had when its agent was created. For a forked child: those of its parent.
     pub filters: AtomicU32,
-    /// When it began.
+    /// When the space was created.
     pub began: Instant,
-    /// It was said that it has no agent.
+    /// Whether the user was told that the space has no agent.
     pub told: AtomicBool,
-    /// The evictor copies pages out of it.
+    /// Whether the evictor is copying pages out of it.
     pub is_read: AtomicBool,
-    /// The address space has ended, or its program has.
+    /// Whether the address space, or its program, has ended.
     pub ending: AtomicBool,
-    /// What it has of the room.
+    /// The pages that it has claimed of the room.
     pub account: Account,
     /// Pages in each of its staging areas.
     staged: [AtomicU32; AREAS],
 }
 
-/// Attempts to take a lock before its thread sleeps: as long as a fault takes (10 us). Waking a thread on
+/// Attempts to take a lock before the thread sleeps. They last about as long as serving a fault (10 us). Waking a thread on
 /// another processor takes 20-50 us.
 const LOCK_ATTEMPTS: u32 = 200;
 
 const _: () = assert!(AREAS == tombolo_core::pager::AREAS, "the machine has the areas that programs have");
 
-/// Takes a lock that is mostly held for less time than it takes to wake a thread.
+/// Takes a lock by spinning first: it is mostly held for less time than it takes to wake a thread.
 fn lock_actively<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     for _ in 0..LOCK_ATTEMPTS {
         if let Some(guard) = mutex.try_lock() {
@@ -262,7 +262,7 @@ pub struct Gate<'a> {
 }
 
 impl Gate<'_> {
-    /// No part of this command that was not begun is carried out any more.
+    /// Cancels a command: no part of it that has not begun is carried out any more.
     pub fn cancel(&self, command: u32) {
         if let Some(agent) = self.agent {
             Self::cancel_by(agent, command);
@@ -288,7 +288,7 @@ impl Drop for Gate<'_> {
 }
 
 impl Space {
-    /// What names a space to the agent of a forked child, and cannot be guessed.
+    /// Makes a token by which the agent of a forked child names its space, and which cannot be guessed.
     pub fn new_token() -> io::Result<u64> {
         let mut token = [0u8; 8];
         rustix::rand::getrandom(&mut token[..], rustix::rand::GetRandomFlags::empty())?;
@@ -300,7 +300,7 @@ impl Space {
         Self::with_addresses(index, uffd, token, [hello.control, hello.requests], false)
     }
 
-    /// The space of a forked child, which has everything where its parent has it.
+    /// The space of a forked child. Its addresses are those of its parent.
     pub fn child(&self, index: u32, uffd: Userfaultfd, token: u64) -> Self {
         let addresses = [self.control, self.requests];
         let parent = Parent {
@@ -348,31 +348,30 @@ impl Space {
         }
     }
 
-    /// The kernel has reported, in an event that was read after the agent's [`Agent::changes`] were `before`, that a range
-    /// was unmapped or moved. Returns whether this is the first such change of which libc's side of the pager knows
-    /// nothing.
+    /// Notes an event that a range was unmapped or moved. `before`: the agent's [`Agent::changes`] before the event was
+    /// read. Returns whether this is the first such change that the preloaded library has not announced.
     pub fn note_change(&self, agent: Option<&Agent>, before: Option<u32>) -> bool {
         let Some(agent) = agent.filter(|_| !self.changes_unseen()) else { return false };
-        // A call of libc's that has ended since the event was read has been counted since.
+        // If one of libc's calls has ended since the event was read, the count has changed since.
         let is_unseen = before.is_some_and(|count| count.is_multiple_of(2)) && agent.changes() == before;
         self.changes_unseen.store(is_unseen, Ordering::Relaxed);
         is_unseen
     }
 
-    /// Whether the program changes mappings by system calls of its own, of which libc's side of the pager knows
-    /// nothing: they do not wait for the agent's.
+    /// Whether the program changes mappings by raw system calls. The preloaded library does not know of them, so they do
+    /// not wait for the agent's drops.
     pub fn changes_unseen(&self) -> bool {
         self.changes_unseen.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel is about to change mappings, or has changed some and has not said so in an event that was read.
+    /// Whether the kernel is about to change mappings, or has changed some without an event that was read.
     pub fn is_changing(&self) -> bool {
         let page = self.control_address(ATTACH_PAGE);
         matches!(self.uffd.write_protect(page, PAGE_BYTES as usize, false), Err(UffdError::Again(_)))
     }
 
-    /// What came of mapping a page, where the table is locked. The kernel may say that nothing is mapped there before it says that a
-    /// change is under way: the page may be somewhere else now, and events tell where.
+    /// Corrects the result of mapping a page while the table is locked. The kernel may report that nothing is mapped there
+    /// before it reports that a change is under way: the page may be elsewhere now, and events tell where.
     pub fn at_rest<T>(&self, mapped: Result<T, UffdError>) -> Result<T, UffdError> {
         match mapped {
             Err(UffdError::NotMapped) if self.is_changing() => Err(UffdError::Again(0)),
@@ -380,7 +379,7 @@ impl Space {
         }
     }
 
-    /// The page table, locked.
+    /// Locks the page table.
     pub fn lock(&self) -> Locked<'_> {
         Locked::new(self, lock_actively(&self.table))
     }
@@ -395,7 +394,7 @@ impl Space {
         page * PAGE_BYTES
     }
 
-    /// The page of the control area at an address, if it is there.
+    /// Index of a page in the control area, if it lies there.
     pub fn control_page(&self, page: Page) -> Option<usize> {
         let index = page.checked_sub(self.control / PAGE_BYTES)?;
         usize::try_from(index).ok().filter(|&index| index < CONTROL_PAGES)
@@ -417,7 +416,7 @@ impl Space {
         if self.has_agent.load(Ordering::Acquire) { self.agent.lock().clone() } else { None }
     }
 
-    /// The program, if an agent has named it, and it has not executed another one since its agent has ended.
+    /// The program, if an agent has named it. `None` if it is known to have executed another program since its agent ended.
     pub fn program(&self) -> Option<Arc<Program>> {
         self.named_program().filter(|program| self.has_agent() || self.is_memory_of(program))
     }
@@ -427,22 +426,22 @@ impl Space {
         self.program.lock().clone()
     }
 
-    /// Whether pages can leave now: their agent has no command, and is not about to be dismissed.
+    /// Whether pages can leave now: the agent is free to move pages, and is not about to be dismissed.
     pub fn can_evict(&self, table: &Table) -> bool {
         self.has_agent() && table.under_way.can_move() && !self.ending.load(Ordering::Acquire)
     }
 
-    /// Whether evictions from here are possible at all.
+    /// Whether the space has an agent, without which nothing can be evicted from it.
     pub fn has_agent(&self) -> bool {
         self.has_agent.load(Ordering::Acquire)
     }
 
-    /// Whether this space, which has no agent, will never have one: it has lost its agent, or may have none.
+    /// Whether a space without an agent will never have one: it has lost its agent, or may have none.
     pub fn gets_no_agent(&self) -> bool {
         self.agent_refused.load(Ordering::Relaxed) || self.named_program().is_some()
     }
 
-    /// Whether its first agent is expected to say hello: it was forked just now.
+    /// Whether its first agent is still expected to say hello: the space was forked just now.
     pub fn awaits_agent(&self) -> bool {
         !self.has_agent()
             && !self.gets_no_agent()
@@ -450,7 +449,7 @@ impl Space {
             && self.began.elapsed() <= timing::AGENT_HELLO_LATE
     }
 
-    /// An agent serves this space, whose memory this is, from now on.
+    /// Sets the agent that serves this space from now on, and the file of the space's memory.
     pub fn attach(&self, agent: Arc<Agent>, memory: Arc<Memory>) {
         *self.memory.lock() = Some(memory);
         *self.program.lock() = Some(agent.program.clone());
@@ -458,36 +457,36 @@ impl Space {
         self.has_agent.store(true, Ordering::Release);
     }
 
-    /// The agent is gone; returns it.
+    /// Removes the agent, which is gone. Returns it.
     pub fn detach(&self) -> Option<Arc<Agent>> {
         self.has_agent.store(false, Ordering::Release);
         let agent = self.agent.lock().take();
         agent.or_else(|| self.retired.lock().take())
     }
 
-    /// From now on the agent gets no command; returns it, once.
+    /// Retires the agent: from now on it gets no command. Returns it, the first time only.
     pub fn retire(&self) -> Option<Arc<Agent>> {
         self.has_agent.store(false, Ordering::Release);
-        // Its program has ended, or has executed another one, whom nothing here concerns.
+        // Its program has ended, or has executed another one that does not belong to this space.
         *self.program.lock() = None;
         let agent = self.agent.lock().take()?;
         *self.retired.lock() = Some(agent.clone());
         Some(agent)
     }
 
-    /// The agent that gets no command any more and has not ended.
+    /// The retired agent, if it has not ended.
     pub fn retired_agent(&self) -> Option<Arc<Agent>> {
         self.retired.lock().clone()
     }
 
-    /// Whether an agent that gets no command any more has not ended.
+    /// Whether there is a retired agent that has not ended.
     pub fn has_retired_agent(&self) -> bool {
         self.retired.lock().is_some()
     }
 
-    /// Whether nobody has the memory of this space.
+    /// Whether no process has the memory of this space any more.
     pub fn is_unused(&self) -> bool {
-        // Taking the protection off a page of the control area changes nothing.
+        // Removing the protection of a page of the control area changes nothing.
         matches!(self.uffd.write_protect(self.control, PAGE_BYTES as usize, false), Err(UffdError::Gone))
     }
 
@@ -509,7 +508,7 @@ impl Space {
             }
             // An agent that holds it this long has lost its processor.
             if since.get_or_insert_with(Instant::now).elapsed() > timing::GATE_TIMEOUT {
-                // One that has ended does nothing any more, and never leaves it.
+                // An agent that has ended does nothing any more, and never releases the gate.
                 return agent.is_some_and(Agent::has_ended).then_some(Gate { agent: None });
             }
             let waited = holder | GATE_WAITED_FOR;
@@ -522,7 +521,8 @@ impl Space {
         Some(Gate { agent })
     }
 
-    /// The agent touches no further pages that are in no operation: a fork shares them, and to touch one makes a copy.
+    /// Stops the agent from touching further pages that are in no operation. A fork shares them, so that touching one would
+    /// copy it.
     pub fn stop_touching(&self, table: &Table) {
         if !table.touching.is_empty()
             && let Some(agent) = self.agent()
@@ -531,20 +531,24 @@ impl Space {
         }
     }
 
-    /// Whether the memory, or its program, has ended.
+    /// Whether this space, or the program, has ended.
     pub fn has_ended(&self, program: &Program) -> bool {
         self.ending.load(Ordering::Acquire) || process::has_ended(&program.pidfd)
     }
 
-    /// Whether a program whose agent has ended still has this memory, and has executed no other program: the kernel puts control areas at
-    /// random addresses, unless it is told not to.
+    /// Whether a program whose agent has ended still has this memory and has executed no other program. Tells by the
+    /// control area, which the kernel puts at a random address unless address randomisation is off.
     pub fn is_memory_of(&self, program: &Program) -> bool {
-        // What cannot be looked at now is taken to be there.
+        // If that cannot be looked up now, it is taken to be so.
         !matches!(self.by_program(program, |_| ()), Ok(None))
     }
 
-    /// Does something by the number of a thread of this program. `None`: the program, or its memory, has ended, or it has
-    /// executed another one. An error: that cannot be looked at now, so what was done may have been done to another program.
+    /// Calls `work` with the number of a thread of this program. Returns `None` if the program, or its memory, has ended,
+    /// or if it has executed another program.
+    ///
+    /// # Errors
+    ///
+    /// That cannot be checked now: `work` may have been done to another program.
     pub fn by_program<T>(&self, program: &Program, mut work: impl FnMut(u32) -> T) -> io::Result<Option<T>> {
         const THREADS_MAX: u32 = 4;
         for _ in 0..THREADS_MAX {
@@ -559,28 +563,28 @@ impl Space {
                 return looked.map(|found| Some(done).filter(|_| found == Some(true)));
             }
         }
-        // Threads come and go faster than they are looked at, or it has ended.
+        // Threads come and go faster than they can be checked, or the program has ended.
         if self.has_ended(program) { Ok(None) } else { Err(io::ErrorKind::ResourceBusy.into()) }
     }
 
-    /// Whether a page is there, by the page tables. `None`: they cannot be looked at now.
+    /// Whether a page is present according to the page tables. `None` if they cannot be read now.
     pub fn holds(&self, page: Page) -> Option<bool> {
         let program = self.named_program()?;
         let held = self.by_program(&program, |thread| pagemap::hold_something(thread, [Self::address(page)]));
         held.ok()??.ok()?.first().copied()
     }
 
-    /// The memory, if an agent was there.
+    /// The file of the memory, if there was an agent.
     pub fn memory(&self) -> Option<Arc<Memory>> {
         self.memory.lock().clone()
     }
 
-    /// Reads what is at an address of this memory. Returns whether it could be read.
+    /// Reads bytes at an address of this memory. Returns whether they could be read.
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
         self.memory().is_some_and(|memory| memory.read_exactly(address, buffer).is_ok())
     }
 
-    /// Sends the agent an order; its answer is for [`Space::answer`].
+    /// Sends the agent an order. Its answer is read by [`Space::answer`].
     pub fn send(&self, agent: &Agent, number: u32, order: &Order, buffer: &mut Vec<u8>) -> io::Result<()> {
         const { assert!(size_of::<Command>() == 24) };
         if let Some(word) = agent.word(BEGUN_OFFSET) {
@@ -607,27 +611,27 @@ impl Space {
         Ok(())
     }
 
-    /// Nothing lies in these staging areas of it any more.
+    /// Notes that nothing lies in these staging areas any more.
     pub fn clear_staged(&self, room: &Room, areas: std::ops::Range<usize>) {
         self.staged.get(areas).into_iter().flatten().for_each(|staged| room.clear_staged(staged));
     }
 
-    /// Nothing lies in any staging area of it any more.
+    /// Notes that nothing lies in any staging area any more.
     pub fn clear_all_staged(&self, room: &Room) {
         self.clear_staged(room, 0..AREAS);
     }
 
-    /// So many pages more lie in an area.
+    /// The change of the room's count by `pages` more pages in an area.
     pub fn staged_in(&self, area: Area, pages: u32) -> Option<Staged<'_>> {
         Some(Staged { area: self.staged.get(area.number)?, pages, has_agent: &self.has_agent })
     }
 
-    /// Whether pages lie in a staging area of it.
+    /// Whether pages lie in one of its staging areas.
     pub fn has_staged(&self) -> bool {
         self.staged.iter().any(|staged| staged.load(Ordering::Relaxed) > 0)
     }
 
-    /// The agent's answer, if it is there.
+    /// The agent's answer, if it has come.
     pub fn answer(&self, agent: &Agent) -> io::Result<Option<Done>> {
         let mut answer = [0u8; size_of::<Done>()];
         let count = loop {
@@ -648,7 +652,7 @@ impl Space {
         Ok(Some(done))
     }
 
-    /// Ends the agent: there is no program left to serve.
+    /// Tells the agent to end: there is no program left to serve.
     pub fn dismiss(&self, agent: &Agent) {
         let _ = rustix::net::send(
             &agent.socket,

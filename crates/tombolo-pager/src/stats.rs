@@ -11,7 +11,7 @@ use crate::space::Table;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What has happened so far. Pages are 4096 bytes.
+        /// Event counts of one run. A page has 4096 bytes.
         #[derive(Debug, Default)]
         pub struct Counters {
             $($(#[$doc])* pub $name: AtomicU64,)*
@@ -29,13 +29,13 @@ macro_rules! counters {
 counters! {
     /// Faults served, of any kind.
     faults,
-    /// First touches, and the pages mapped for them.
+    /// First touches served.
     zero_faults,
     /// Pages mapped for first touches.
     zero_pages,
     /// Faults on pages in far memory.
     far_faults,
-    /// Pages fetched because a neighbour was wanted.
+    /// Pages fetched ahead because a page near them was asked for.
     prefetched_pages,
     /// First writes to pages that had been fetched for reading.
     write_faults,
@@ -43,13 +43,13 @@ counters! {
     room_waits,
     /// Faults that waited for the end of an eviction of their page.
     eviction_waits,
-    /// Pages that were wanted while they were being saved, and stayed.
+    /// Pages that a thread touched while they were being saved, and that stayed.
     taken_back,
-    /// Times that a fault handler slept and was woken for something to serve.
+    /// Times a fault handler was woken from sleep by an event.
     handler_wakes,
-    /// Calls by which faults and changes were asked for.
+    /// Calls that read faults and changes from the kernel.
     handler_reads,
-    /// Switches of fault handlers to and from their processors, when they have ended.
+    /// Context switches of the fault handlers; added when a handler ends.
     handler_switches,
     /// Pages read from far memory.
     pages_in,
@@ -57,35 +57,35 @@ counters! {
     pages_out,
     /// Evicted pages that far memory already held.
     clean_drops,
-    /// Evicted pages of mappings that are not writable: each was copied where it was, and dropped there.
+    /// Evicted pages of mappings that are not writable: each was copied where it was mapped, and dropped there.
     read_only_drops,
     /// Evicted pages that held only zeroes.
     zero_drops,
-    /// Evictions given up (the page was wanted, a fork was under way, or the page could not be read).
+    /// Evictions that were given up: a thread wanted the page, a fork was under way, or the page could not be read.
     evictions_undone,
-    /// Pages that the kernel has moved out although it reported an error (Linux 6.18 does that).
+    /// Pages that the kernel moved out although it reported an error (Linux 6.18 does that).
     moves_misreported,
     /// Eviction batches.
     batches,
     /// Pages given up by the program.
     discarded_pages,
-    /// Pages that turned out not to be there when nobody had reported that they were dropped.
+    /// Pages found absent although no event had reported that they were dropped.
     unseen_drops,
     /// Forks followed.
     forks,
-    /// Pages that a fork shared and a process wrote to.
+    /// Pages that were shared after a fork and copied because a process wrote to them.
     fork_copies,
-    /// Pages that a fork shared and that left a process.
+    /// Pages that were shared after a fork and evicted from a process.
     shared_drops,
     /// Address spaces served.
     spaces,
     /// Pages lost with a lender.
     lost_pages,
-    /// Pages of mappings that could not be made far.
+    /// Pages of mappings that could not be registered as far memory.
     unregistered_pages,
     /// Pages of far memory that became ordinary memory.
     localised_pages,
-    /// Processes that are served without an agent: nothing of theirs can be evicted.
+    /// Processes that are served without an agent: none of their pages can be evicted.
     without_agent,
 }
 
@@ -96,24 +96,25 @@ impl Counters {
     }
 }
 
-/// Buckets of [`Pauses`]: of up to 1 us, 2 us, 4 us and so on, the last one of all that are longer.
+/// Number of buckets of [`Pauses`]. They hold pauses of up to 1 us, 2 us, 4 us and so on; the last one also holds all
+/// longer ones.
 const PAUSE_BUCKETS: usize = 32;
-/// A first touch that took less than this has not waited for anything: with the pages around it takes 30 us.
+/// A first touch that took less than this has not waited for room: mapping the page and its neighbours takes 30 us.
 const LATE: Duration = Duration::from_micros(100);
 
-/// How long threads of the program waited for pages.
+/// How long threads of the program have waited for pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PauseSummary {
     /// The longest pause, in nanoseconds.
     pub longest_ns: u64,
-    /// All of them together, in nanoseconds.
+    /// Sum of all pauses, in nanoseconds.
     pub total_ns: u64,
-    /// How many there were that took up to so many microseconds, and longer than those before: 1, 2, 4 and so on. The
-    /// last ones are all the longer ones.
+    /// Pairs of an upper bound in microseconds (1, 2, 4 and so on) and the number of pauses up to it that exceed the bound
+    /// before. The last pair also counts all longer pauses.
     pub by_length: Vec<(u64, u64)>,
 }
 
-/// How long threads waited for pages.
+/// Histogram of how long threads waited for pages.
 #[derive(Debug, Default)]
 pub struct Pauses {
     buckets: [AtomicU64; PAUSE_BUCKETS],
@@ -131,7 +132,7 @@ impl Pauses {
         self.longest_ns.fetch_max(ns, Ordering::Relaxed);
     }
 
-    /// As they are now.
+    /// The values as they are now.
     pub fn summary(&self) -> PauseSummary {
         let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
         PauseSummary {
@@ -166,18 +167,18 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// A fault on a far page took this long to serve.
+    /// Records how long it took to serve a fault on a far page.
     pub fn far_fault(&self, elapsed: Duration) {
         self.far_latency.lock().saturating_record(elapsed.as_nanos() as u64);
         self.pauses.record(elapsed);
     }
 
-    /// A thread has waited so long for a page that was not far.
+    /// Records how long a thread has waited for a page that was not far.
     pub fn pause(&self, elapsed: Duration) {
         self.pauses.record(elapsed);
     }
 
-    /// A first touch was served; it may have waited for room.
+    /// Records a first touch if it was late: it may have waited for room.
     pub fn late_fault(&self, since: Instant) {
         let elapsed = since.elapsed();
         if elapsed >= LATE {
@@ -185,15 +186,15 @@ impl Stats {
         }
     }
 
-    /// A thread waits for a page that is on its way. Of several, the first one counts.
+    /// Notes that a thread waits for a page that is on its way. If several threads wait for it, the first one counts.
     pub(crate) fn waits(table: &mut Table, page: Page, since: Instant) {
-        // One that is there already has woken whoever waited.
+        // A page that was taken back is mapped already, and its waiting threads were woken.
         if !table.states.is_taken_back(page) && !table.waits.iter().any(|(waited, _)| *waited == page) {
             table.waits.push((page, since));
         }
     }
 
-    /// A page has come.
+    /// Records the pause of the thread that has waited for this page, if there is one.
     pub(crate) fn waited(&self, table: &mut Table, page: Page) {
         if let Some(at) = table.waits.iter().position(|(waited, _)| *waited == page) {
             let (_, since) = table.waits.swap_remove(at);

@@ -1,8 +1,8 @@
-//! Programs of the run whose memory is not served: which, why, and how much they have.
+//! Programs of the run whose memory is not served: which they are, why, and how much memory they have.
 //!
-//! The library tells of a program that it executes and that cannot take it ([`Unserved::executed`]). What it does not see, as what a static
-//! program starts, is found once a second among the descendants of this process ([`Pager::look_for_unserved`]); who lives for less time
-//! may be missed.
+//! The preloaded library reports each program that is about to be executed and cannot load the library
+//! ([`Unserved::executed`]). The library does not see everything: a static program may start others. So this process looks
+//! among its descendants about once a second ([`Pager::look_for_unserved`]). It may miss processes that live for less time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,41 +12,41 @@ use tombolo_host::{family, process};
 use crate::pager::Pager;
 use tombolo_interpose::fitness::Reason;
 
-/// What is known of them.
+/// What is known of the programs that are not served.
 #[derive(Debug, Default)]
 pub struct Unserved(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
     summary: UnservedSummary,
-    /// Those of the look before.
+    /// Processes that the previous search found.
     seen: BTreeSet<u32>,
-    /// Children that this process had before it started the program.
+    /// Descendants that this process had before it started the program.
     others: BTreeSet<u32>,
 }
 
 /// Programs that were not served.
 #[derive(Clone, Debug, Default)]
 pub struct UnservedSummary {
-    /// Those that were executed and could not take the library.
+    /// Programs that were executed and could not load the library, by reason.
     pub executed: BTreeMap<Reason, Executed>,
-    /// Processes now, and at most.
+    /// Number of processes: now, and at most.
     pub processes: [u64; 2],
-    /// Bytes of their own memory now, and at most.
+    /// Bytes of memory of their own: now, and at most.
     pub bytes: [u64; 2],
 }
 
-/// Programs that could not take the library, for one reason.
+/// Programs that could not load the library, for one reason.
 #[derive(Clone, Debug, Default)]
 pub struct Executed {
-    /// How often one was executed.
+    /// How often such a program was executed.
     pub count: u64,
-    /// The first one's path.
+    /// Path of the first such program.
     pub first: String,
 }
 
 impl Unserved {
-    /// A program was executed that cannot be served. Returns what to tell the user, once for each reason.
+    /// Notes that a program was executed that cannot be served. Returns what to tell the user, once for each reason.
     fn executed(&self, reason: Reason, path: String) -> Option<String> {
         let mut known = self.0.lock();
         let executed = known.summary.executed.entry(reason).or_default();
@@ -63,17 +63,18 @@ impl Unserved {
         Some(told)
     }
 
-    /// These have nothing to do with the program.
+    /// Excludes these processes from the search: they do not belong to the program.
     pub fn leave_out(&self, others: BTreeSet<u32>) {
         self.0.lock().others = others;
     }
 
-    /// What is known.
+    /// Returns what is known now.
     pub fn summary(&self) -> UnservedSummary {
         self.0.lock().summary.clone()
     }
 
-    /// These processes are there, each with so many bytes. Returns the largest of those that were there before, too.
+    /// Notes the processes that a search has found, with the bytes of each. Processes that the previous search found as
+    /// well are counted. Returns the largest of those.
     fn found(&self, now: &BTreeMap<u32, u64>) -> Option<(u32, u64)> {
         let mut known = self.0.lock();
         let lasting: Vec<_> = now.iter().filter(|(pid, _)| known.seen.contains(pid)).collect();
@@ -88,7 +89,7 @@ impl Unserved {
 }
 
 impl Pager {
-    /// The library tells of a program that is about to be executed and cannot be served.
+    /// Called when the library reports a program that is about to be executed and cannot be served.
     pub(crate) fn executes_unserved(&self, reason: Reason, path: &[u8]) {
         let path = tombolo_node::harmless_reason(&String::from_utf8_lossy(path));
         if let Some(text) = self.unserved_programs.executed(reason, path) {
@@ -108,11 +109,12 @@ impl Pager {
         }
         let found = family::descendants(std::process::id());
         let others = found.difference(&served);
-        // A forked child without an agent, one that shares its parent's memory, an agent that has not said hello.
+        // A process with a control area is not counted: it is a forked child without an agent, a child that shares its
+        // parent's memory, or an agent that has not said hello.
         let has_control = |pid: u32| {
             controls.iter().any(|&control| matches!(process::is_writable(pid, control), Ok(Some(true))))
         };
-        // Who has no memory has ended.
+        // A process without memory has ended.
         let now = others
             .filter(|pid| !has_control(**pid))
             .filter_map(|&pid| Some((pid, process::anonymous_bytes(pid)?)))

@@ -1,21 +1,21 @@
-//! Interrupt coalescing (MICRO §6.1.7): a port is notified of frames after a number of them, or a time after the first.
+//! Interrupt coalescing (MICRO §6.1.7): a port is notified after a number of frames, or a time after the first of them.
 //!
-//! Each notification costs the port a wakeup, and each delay costs latency. *Adaptive*: frames whose distance in time is
-//! longer than the delay are notified at once, since a delay would gather nothing.
+//! Each notification costs the port a wakeup, and each delay costs latency. *Adaptive*: while frames are usually further
+//! apart than the delay, the port is notified of each at once, since waiting would gather no further frames.
 
 /// When a port is notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coalescing {
     /// The port is notified after this many frames; at least 1.
     pub frames: u32,
-    /// The longest delay of a notification, from its first frame on.
+    /// Longest delay of a notification after its first frame.
     pub after_ns: u64,
-    /// Frames that come seldom are notified without delay.
+    /// The port is notified without delay of frames that come seldom.
     pub is_adaptive: bool,
 }
 
 impl Default for Coalescing {
-    /// Each frame is notified without delay.
+    /// The port is notified of each frame without delay.
     fn default() -> Self {
         Self { frames: 1, after_ns: 0, is_adaptive: false }
     }
@@ -29,26 +29,26 @@ pub struct Coalescer {
     /// When the next notification is due.
     due_ns: Option<u64>,
     last_ns: Option<u64>,
-    /// The usual time between two frames: an average over some eight.
+    /// Running average of the time between two frames, over about eight of them.
     apart_ns: Option<u64>,
     /// Number of notifications so far.
     told: u64,
 }
 
 impl Coalescer {
-    /// A queue without frames.
+    /// A coalescer for a queue without frames.
     pub fn new(how: Coalescing) -> Self {
         Self { how, ..Self::default() }
     }
 
-    /// Changes when the port is notified. True: it is notified of waiting frames now.
+    /// Changes when the port is notified. Returns true if it is to be notified of waiting frames now.
     #[must_use]
     pub fn set(&mut self, how: Coalescing) -> bool {
         self.how = how;
         self.interrupt_if(self.waiting > 0)
     }
 
-    /// A frame has come. True: the port is notified of it and of waiting frames now.
+    /// Records that a frame has come. Returns true if the port is to be notified of it and of waiting frames now.
     #[must_use]
     pub fn came(&mut self, now_ns: u64) -> bool {
         if let Some(last_ns) = self.last_ns.replace(now_ns) {
@@ -68,13 +68,13 @@ impl Coalescer {
         self.due_ns
     }
 
-    /// Time has passed. True: interrupt now.
+    /// Returns true if the notification of waiting frames is due: the port is to be notified now.
     #[must_use]
     pub fn elapsed(&mut self, now_ns: u64) -> bool {
         self.interrupt_if(self.due_ns.is_some_and(|due_ns| now_ns >= due_ns))
     }
 
-    /// Number of interrupts.
+    /// Number of notifications so far.
     pub fn told(&self) -> u64 {
         self.told
     }

@@ -1,4 +1,4 @@
-//! Who is connected to an owner from its own machine, from the first moment until they have gone.
+//! The connections of an owner with processes of its own machine, from the first call until the process has gone.
 //!
 //! ```text
 //!   caller ─► refused
@@ -6,78 +6,79 @@
 //!                 └──────► ended, if it is of another user and has attached none in time
 //! ```
 //!
-//! The owner's user and root attach ports and ask. Others attach those that the file of ports gives them: whatever they do, half
-//! of all connections is left to the owner, and one user takes a bounded part of the other half.
+//! The owner's user and root attach ports and make requests. Other users attach the ports that the file of ports gives them.
+//! Half of all connections is reserved for the owner's user and root, and each other user has at most a part of the other
+//! half.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most connections.
+/// Most connections of an owner.
 pub const CONNECTIONS_MAX: usize = 4096;
-/// The most of all other users.
+/// Most connections of all other users together.
 pub const CONNECTIONS_MAX_OF_OTHERS: usize = CONNECTIONS_MAX / 2;
-/// The most of one of them.
+/// Most connections of one other user.
 pub const CONNECTIONS_MAX_OF_USER: usize = 256;
-/// How long another user may take to attach a port: it is asked for with the first message.
+/// How long a process of another user may take to attach a port, which it does with its first message.
 pub const ATTACH_TIMEOUT_NS: u64 = 5_000_000_000;
 
-/// Who a user is to the owner.
+/// The class of a user, by which the owner admits its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rank {
     /// The owner's user, or root.
     Owner,
-    /// One that the file of ports names.
+    /// A user that the file of ports names.
     Listed,
-    /// Anybody.
+    /// Any other user.
     Unlisted,
 }
 
-/// Who connects.
+/// A process that connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Its user.
+    /// Its user's number.
     pub user: u32,
-    /// Who that is.
+    /// The class of that user.
     pub rank: Rank,
-    /// It has passed more descriptors than could be closed.
+    /// Its user's processes have passed more descriptors than could be closed.
     pub is_overdue: bool,
 }
 
 /// Why a caller is not let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It is nobody who has ports here.
+    /// Its user is not the owner's, not root, and not in the file of ports.
     #[error(
         "the owner lets in its own user, root, and whom its file of ports names: user:{0} is none of them"
     )]
     Unlisted(u32),
-    /// What it has passed is to be closed first.
+    /// Descriptors that its user's processes have passed must be closed first.
     #[error("user:{0} has passed file descriptors that take long to close")]
     Overdue(u32),
-    /// There are too many.
+    /// There are too many connections.
     #[error("there are {CONNECTIONS_MAX} connections already")]
     Full,
-    /// Other users have too many.
+    /// Other users together have too many connections.
     #[error("other users have {CONNECTIONS_MAX_OF_OTHERS} connections already")]
     OthersFull,
-    /// It has too many.
+    /// Its user has too many connections.
     #[error("a user has at most {CONNECTIONS_MAX_OF_USER} connections")]
     UserFull,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Connection {
-    /// Its user, if it is another one than the owner's.
+    /// Its user, unless that is the owner's user or root.
     other: Option<u32>,
     since_ns: u64,
 }
 
-/// All of an owner, by numbers that grow and are given once.
+/// All connections of an owner, by number. Numbers grow and are not reused.
 #[derive(Debug, Default)]
 pub struct Connections {
     all: BTreeMap<u64, Connection>,
-    /// How many each other user has.
+    /// Number of connections of each other user.
     others: BTreeMap<u32, usize>,
-    /// Those of other users that have attached nothing, the oldest first.
+    /// Connections of other users that have attached no port yet, the oldest first.
     idle: BTreeSet<u64>,
 }
 
@@ -86,10 +87,10 @@ impl Connections {
         self.others.values().sum()
     }
 
-    /// A caller connects, and has this number.
+    /// Admits a caller as the connection of this number.
     ///
     /// # Errors
-    /// Why it is not let in.
+    /// Why the caller is not let in.
     pub fn enter(&mut self, now_ns: u64, number: u64, caller: Caller) -> Result<(), Refused> {
         let Caller { user, rank, is_overdue } = caller;
         let other = match rank {
@@ -117,12 +118,12 @@ impl Connections {
         Ok(())
     }
 
-    /// A port is attached by this one.
+    /// Records that a connection has attached a port.
     pub fn attached(&mut self, number: u64) {
         self.idle.remove(&number);
     }
 
-    /// It has gone.
+    /// Removes a connection that has ended.
     pub fn left(&mut self, number: u64) {
         self.idle.remove(&number);
         let Some(user) = self.all.remove(&number).and_then(|connection| connection.other) else { return };
@@ -134,7 +135,7 @@ impl Connections {
         }
     }
 
-    /// Those that are to be ended now.
+    /// Connections that are to be ended now, since they have not attached a port in time.
     pub fn overdue(&self, now_ns: u64) -> Vec<u64> {
         let is_late = |number: &&u64| {
             let since = self.all.get(number).map_or(0, |connection| connection.since_ns);

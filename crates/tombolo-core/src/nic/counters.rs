@@ -1,11 +1,11 @@
-//! What is counted of a port, in the words of RMON (RFC 2819): frames as they are on the wire, by size, and drops by
-//! reason (MICRO §6.1.11).
+//! Counters of a port, in the terms of RMON (RFC 2819): frames as they are on the wire, by size, and drops by reason (MICRO
+//! §6.1.11).
 
 use super::frame::{Frame, Mac};
 use super::offload::Wire;
 use super::switch::Refusal;
 
-/// The largest frame, with its checksum, of each class of sizes but the last.
+/// The largest frame of each size class but the last, in bytes with the checksum.
 pub const SIZES: [u64; 6] = [64, 127, 255, 511, 1023, 1518];
 
 /// Frames of one direction.
@@ -15,13 +15,13 @@ pub struct Traffic {
     pub frames: u64,
     /// Their bytes, with checksums.
     pub bytes: u64,
-    /// Segments or frames that were handed over at once.
+    /// Segments, and frames that were not part of one, that were handed over.
     pub segments: u64,
-    /// Frames by [`SIZES`]; the last: longer ones.
+    /// Frames by size class ([`SIZES`]). The last class has the longer frames.
     pub by_size: [u64; SIZES.len() + 1],
-    /// Frames to all.
+    /// Broadcast frames.
     pub broadcasts: u64,
-    /// Frames to groups.
+    /// Multicast frames.
     pub multicasts: u64,
 }
 
@@ -46,18 +46,18 @@ impl Traffic {
     }
 }
 
-/// What is counted of a port, or of the uplink.
+/// Counters of a port, or of the uplink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// What it has sent, without what was refused.
+    /// Frames that it has sent, without refused ones.
     pub sent: Traffic,
-    /// What it has received.
+    /// Frames that it has received.
     pub received: Traffic,
-    /// What came from it and was refused, by reason: what a port has sent, what the uplink has received.
+    /// Frames and segments that came from it (sent by the port, or received by the uplink) and were refused, by reason.
     pub refused: [u64; Refusal::ALL.len()],
     /// Frames and segments for it that it could not take.
     pub undelivered: u64,
-    /// What came from it and was dropped before it was read, since there was no room for it.
+    /// Frames that came from it and were dropped before they were read, since there was no room for them.
     pub overflowed: u64,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A port could otherwise have a kernel write a "checksum" over an address after the switch has read it. So only the
 //! checksum of the frame's own TCP or UDP is left to the kernel; [`settle`] writes any other before the switch reads the frame. Segments in
-//! a tunnel (VXLAN, Geneve, IP in IP, GRE), and those that are to become very many frames, or frames of a few bytes, are cut by a [`Cut`]: each
-//! piece is an ordinary frame from then on. Left out, and refused: GRE with checksums or sequence numbers, UDP tunnels over IPv4 with options or over
+//! a tunnel (VXLAN, Geneve, IP in IP, GRE), those that would have more bytes on the wire than a port may send at once, and those of frames with a few
+//! bytes each are cut by a [`Cut`]: each piece is an ordinary frame from then on. Left out, and refused: GRE with checksums or sequence numbers, UDP tunnels over IPv4 with options or over
 //! IPv6 with extension headers, and tunnels in tunnels.
 
 use etherparse::checksum::Sum16BitWords;

@@ -1,9 +1,9 @@
 //! What a port costs the thread that writes frames to it.
 //!
-//! A kernel takes a frame through the filters and the firewall of its receiver while it is written, in the thread that writes.
-//! Whoever has a port makes those as long as they like: twenty thousand filters take 160 µs a frame, during which no other
-//! port is served. So a port whose frames take too much of the thread's time is written to by another thread, until that
-//! was quick for some time.
+//! While a frame is written, the kernel takes it through the receiver's filters and firewall, in the thread that writes. The
+//! user of a port can make these as long as it likes: twenty thousand filters take 160 µs a frame, during which no other port
+//! is served. So a port whose frames take too much of the thread's time is written to *aside*: by another thread, until its
+//! frames have been quick for some time.
 //!
 //! ```text
 //!   direct ─► watched: a frame has taken longer than is usual
@@ -13,37 +13,39 @@
 //!           ◄─ nothing of it has taken long for its time, which doubles each time it comes back soon
 //! ```
 //!
-//! A frame takes long also where other programs keep the processors busy. So the thread's processor time is measured, which
-//! costs more than to look at the clock, and therefore of watched ports only.
+//! A frame also takes long while other programs keep the processors busy. So what counts is the thread's processor time.
+//! Measuring it costs more than reading the clock, so it is measured for watched ports only.
 
 use super::scheduler::PortId;
 
-/// What any frame may take. Measured with iperf3, eight flows of TCP: of 960,000 short frames, 65 % take 1 to 2 µs, 1.8 % more
-/// than 16 µs (an acknowledgement has its receiver send) and 0.08 % more than 64; of 400,000 segments, 0.4 % more than 64.
+/// Time that any frame may take. Measured with iperf3, eight flows of TCP: of 960,000 short frames, 65 % take 1 to 2 µs, 1.8 %
+/// more than 16 µs (an acknowledgement makes its receiver send) and 0.08 % more than 64 µs. Of 400,000 segments, 0.4 % take
+/// more than 64 µs.
 const USUAL_NS: u64 = 100_000;
-/// Bytes that take a nanosecond more each: copying a segment takes less than half of that.
+/// Number of bytes for which a frame may take a nanosecond more. Copying a segment takes less than half of that time.
 const BYTES_PER_NS: u64 = 1;
-/// A port may cost a part of the thread's time beyond what is usual: one of so many. The thread itself is interrupted, too.
+/// A port may cost one part in `EXCESS_PARTS` of the thread's time beyond what is usual, since the thread itself is
+/// interrupted, too.
 const EXCESS_PARTS: u64 = 20;
-/// How much of that may come at once.
+/// How much of that time a port may cost at once.
 pub const EXCESS_MAX_NS: u64 = 10_000_000;
-/// All ports together may cost a part of it: one of so many.
+/// All ports together may cost one part in `EXCESS_OF_ALL_PARTS` of the thread's time beyond what is usual.
 const EXCESS_OF_ALL_PARTS: u64 = 10;
-/// How much of that may come at once.
+/// How much of that time all ports together may cost at once.
 pub const EXCESS_OF_ALL_MAX_NS: u64 = 2 * EXCESS_MAX_NS;
 /// How long a port is watched after a frame has taken long.
 pub const WATCH_NS: u64 = 1_000_000_000;
 /// How long a port is written to aside, the first time.
 pub const ASIDE_MIN_NS: u64 = 1_000_000_000;
-/// How long, whenever it was slow again.
+/// The longest time that a port is written to aside: the time doubles each time that the port is slow again.
 pub const ASIDE_MAX_NS: u64 = 64_000_000_000;
 
-/// What a frame of this length may take.
+/// Time that a frame of this length may take.
 pub fn usual_ns(bytes: usize) -> u64 {
     USUAL_NS + bytes as u64 / BYTES_PER_NS
 }
 
-/// What was spent beyond the usual, less what may go on being spent, at a time.
+/// Time spent beyond the usual (`ns`), as of `at_ns`. It shrinks as time passes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Excess {
     ns: u64,
@@ -51,7 +53,7 @@ struct Excess {
 }
 
 impl Excess {
-    /// More was spent; one of so many parts of the time may be.
+    /// Adds time that was spent. Of the time that passes, one part in `parts` may be spent and does not count.
     fn add(&mut self, now_ns: u64, ns: u64, parts: u64) {
         self.ns = self.left(now_ns, parts) + ns;
         self.at_ns = now_ns;
@@ -66,9 +68,9 @@ impl Excess {
 struct Port {
     watched_until_ns: u64,
     excess: Excess,
-    /// It is written to aside until then.
+    /// The port is written to aside until this time.
     aside_until_ns: u64,
-    /// For how long it is the next time.
+    /// The length of the present or last time aside.
     aside_ns: u64,
 }
 
@@ -76,7 +78,7 @@ struct Port {
 #[derive(Debug, Default)]
 pub struct Effort {
     ports: Vec<Option<Port>>,
-    /// Of all together.
+    /// The excess of all ports together.
     excess: Excess,
 }
 
@@ -95,14 +97,15 @@ impl Effort {
         self.ports.get_mut(index).map(|place| place.get_or_insert(new))
     }
 
-    /// Whether [`Effort::spent`] is to be told the processor time of what is written to a port now; else
-    /// [`Effort::took`] is told the time.
+    /// Whether a port is watched now. After a write to a watched port, call [`Effort::spent`] with the processor time that it
+    /// cost, else [`Effort::took`] with the time that it took by the clock.
     pub fn is_watched(&self, now_ns: u64, id: PortId) -> bool {
         let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
         port.is_some_and(|port| now_ns < port.watched_until_ns)
     }
 
-    /// A frame of so many bytes was written to a port, at which others may have kept the thread from going on.
+    /// Records that writing a frame of `bytes` to a port took `took_ns` by the clock. Other programs may have held the processor
+    /// in that time.
     pub fn took(&mut self, now_ns: u64, id: PortId, bytes: usize, took_ns: u64) {
         if took_ns > usual_ns(bytes)
             && let Some(port) = self.port(now_ns, id)
@@ -111,8 +114,8 @@ impl Effort {
         }
     }
 
-    /// A frame of so many bytes was written to a port, which has cost so much of a thread's processor time. True: the port is
-    /// to be written to aside from now on.
+    /// Records that writing a frame of `bytes` to a port cost `cost_ns` of the thread's processor time. Returns true if the port
+    /// is to be written to aside from now on.
     pub fn spent(&mut self, now_ns: u64, id: PortId, bytes: usize, cost_ns: u64) -> bool {
         let excess_ns = cost_ns.saturating_sub(usual_ns(bytes));
         if excess_ns == 0 {
@@ -130,7 +133,7 @@ impl Effort {
         }
         self.excess.ns = self.excess.ns.saturating_sub(of_port_ns);
         let Some(port) = self.port(now_ns, id) else { return false };
-        // One that was quick for as long as the longest pause is as a new one.
+        // A port that was quick for as long as the longest time aside is treated as a new one.
         let was_long_ago = now_ns.saturating_sub(port.aside_until_ns) > ASIDE_MAX_NS;
         port.aside_ns = if port.aside_until_ns == 0 || was_long_ago {
             ASIDE_MIN_NS
@@ -142,8 +145,8 @@ impl Effort {
         true
     }
 
-    /// A frame of so many bytes was written to a port aside, which has cost so much of that thread's processor time: when it
-    /// would have been sent aside for that, its time begins anew.
+    /// Records that writing a frame of `bytes` to a port aside cost `cost_ns` of that thread's processor time. If that would be
+    /// reason to write to the port aside, its time aside begins anew.
     pub fn spent_aside(&mut self, now_ns: u64, id: PortId, bytes: usize, cost_ns: u64) {
         let excess_ns = cost_ns.saturating_sub(usual_ns(bytes));
         if excess_ns == 0 {
@@ -157,7 +160,7 @@ impl Effort {
         }
     }
 
-    /// What a port has cost in the mean, of those that have cost too much.
+    /// The mean excess of the ports that have one.
     fn mean_excess_ns(&self, now_ns: u64) -> u64 {
         let of_ports = self.ports.iter().flatten().map(|port| port.excess.left(now_ns, EXCESS_PARTS));
         let (sum, count) =
@@ -171,7 +174,7 @@ impl Effort {
         port.is_some_and(|port| now_ns < port.aside_until_ns)
     }
 
-    /// A port has gone: the next of its number is another one.
+    /// Forgets a port that has gone. The next port of its number is a different one.
     pub fn remove(&mut self, id: PortId) {
         let gone = self.ports.get_mut(usize::from(id.0)).and_then(Option::take);
         self.excess.ns = self.excess.ns.saturating_sub(gone.map_or(0, |port| port.excess.ns));

@@ -25,6 +25,7 @@
 use std::collections::VecDeque;
 
 use super::counters::Counters;
+use super::cutting::wire_bytes_max;
 use super::frame::TAG_BYTES;
 use super::offload::{self, OffloadHeader, Wire};
 use super::scheduler::{Next, PortId, QUANTUM_BYTES, Scheduler, Sent, Share, Turns};
@@ -190,6 +191,15 @@ impl Exchange {
     pub fn shape(&mut self, now_ns: u64, rate: Option<u64>) {
         self.limits.rate = rate;
         self.uplink.shape(now_ns, rate, self.limits.segment_bytes());
+    }
+
+    /// The most bytes on the wire of a segment from there: longer ones are cut before they are looked at. What ports send is as short as the uplink
+    /// needs it, since it is not known yet where it goes.
+    pub fn wire_bytes_max(&self, from: Origin) -> u64 {
+        wire_bytes_max(match from {
+            Origin::Port(_) => self.limits.segment_bytes(),
+            Origin::Uplink => self.limits.segment_bytes_max,
+        })
     }
 
     /// The most bytes behind the Ethernet header of a frame from the uplink.

@@ -1,4 +1,4 @@
-//! A queue of frames with a bound in bytes: what does not fit is dropped where it comes in, and counted.
+//! A queue of frames with a bound in bytes: a frame that does not fit is refused when it is added, and counted.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ impl<F> Fifo<F> {
     /// Adds a frame.
     ///
     /// # Errors
-    /// The frame: there is no room, and its drop is counted.
+    /// The frame itself, if there is no room for it. It is counted as dropped.
     pub fn push(&mut self, length_bytes: u32, frame: F) -> Result<(), F> {
         if self.bytes + u64::from(length_bytes) > self.bytes_max {
             self.dropped += 1;
@@ -31,24 +31,24 @@ impl<F> Fifo<F> {
         Ok(())
     }
 
-    /// The oldest frame, and its length.
+    /// Removes the oldest frame. Returns its length and the frame.
     pub fn pop(&mut self) -> Option<(u32, F)> {
         let (length_bytes, frame) = self.frames.pop_front()?;
         self.bytes -= u64::from(length_bytes);
         Some((length_bytes, frame))
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the queue has no frames.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Bytes in it.
+    /// Bytes of the frames in the queue.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Frames that found no room.
+    /// Number of frames refused for lack of room.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }

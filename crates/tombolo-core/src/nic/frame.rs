@@ -1,4 +1,5 @@
-//! What a switch reads of an Ethernet frame: addresses, the tag of a virtual network, and for whom it speaks.
+//! What a switch reads of an Ethernet frame: addresses, the tag of a virtual network, and for which addresses the frame
+//! *speaks*, that is, which ones its sender claims to have.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -12,20 +13,21 @@ use etherparse::{
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// Of all stations.
+    /// The broadcast address.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// Whether it is that of many stations.
+    /// Whether the address is a broadcast or multicast address.
     pub fn is_group(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether frames to it end at the other end of a link (IEEE 802.1D, table 7-10): flow control, spanning tree.
+    /// Whether frames to the address go no further than the other end of a link (IEEE 802.1D, table 7-10), such as flow control
+    /// and spanning tree.
     pub fn is_link_local(self) -> bool {
         matches!(self.0, [0x01, 0x80, 0xc2, 0x00, 0x00, 0x00..=0x0f])
     }
 
-    /// The IPv6 address of its link that follows from it (RFC 4291, appendix A).
+    /// The link-local IPv6 address that is derived from this address (RFC 4291, appendix A).
     pub fn link_local_address(self) -> Ipv6Addr {
         let [a, b, c, d, e, f] = self.0;
         let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);
@@ -46,7 +48,7 @@ impl std::fmt::Debug for Mac {
     }
 }
 
-/// Not a hardware address: six bytes in hexadecimal with colons between them.
+/// A text is not a hardware address, which is six bytes in hexadecimal with colons between them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no hardware address such as 02:00:00:00:00:01")]
 pub struct NoMac(String);
@@ -69,31 +71,31 @@ impl std::str::FromStr for Mac {
     }
 }
 
-/// For whom a frame speaks.
+/// The addresses for which a frame speaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Speaks {
-    /// Network addresses that its sender says to have.
+    /// Network addresses that the sender claims to have.
     pub addresses: [Option<IpAddr>; 2],
-    /// The hardware address that it says to have, beside the frame's source.
+    /// The hardware address that the sender claims to have, besides the frame's source.
     pub mac: Option<Mac>,
-    /// It hands out addresses or routes: DHCP, router advertisements, redirects.
+    /// The frame hands out addresses or routes: DHCP, router advertisements, redirects.
     pub is_offer: bool,
-    /// It is not ARP, IPv4 or IPv6: for whom it speaks is not known here.
+    /// The frame is not ARP, IPv4 or IPv6: the addresses for which it speaks are not known here.
     pub is_other: bool,
 }
 
 /// A frame as a switch sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// To whom.
+    /// The destination address.
     pub destination: Mac,
-    /// From whom.
+    /// The source address.
     pub source: Mac,
-    /// The number of its first tag, if it has one; 0: it has only a priority.
+    /// The number of the first tag, if there is one. 0: the tag has only a priority.
     pub vlan: Option<u16>,
-    /// It has a tag behind its first one.
+    /// A second tag follows the first one.
     pub has_inner_tag: bool,
-    /// Its first tag is one of a provider's network (IEEE 802.1ad), whose numbers are others.
+    /// The first tag is one of a provider's network (IEEE 802.1ad), whose numbers name other virtual networks.
     pub has_provider_tag: bool,
     bytes: &'a [u8],
 }
@@ -106,7 +108,7 @@ const CUSTOMER_TAG: u16 = 0x8100;
 pub const TAG_BYTES: usize = 4;
 
 impl<'a> Frame<'a> {
-    /// `None`: it is too short for its headers.
+    /// Reads a frame's addresses and tags. `None`: the frame is too short for its headers.
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (&destination, rest) = bytes.split_first_chunk()?;
         let (&source, rest) = rest.split_first_chunk()?;
@@ -124,15 +126,15 @@ impl<'a> Frame<'a> {
         Some(Self { destination, source, vlan, has_inner_tag, has_provider_tag, bytes })
     }
 
-    /// For whom it speaks. `None`: what it says cannot be read.
+    /// The addresses for which the frame speaks. `None`: they cannot be read.
     pub fn speaks(&self) -> Option<Speaks> {
         let packet = LaxSlicedPacket::from_ethernet(self.bytes).ok()?;
-        // Behind a tag that is cut off, anything could be.
+        // Anything could be behind a MACsec tag.
         let is_whole =
             packet.link_exts.iter().all(|extension| !matches!(extension, LaxLinkExtSlice::Macsec(_)));
         match packet.net {
             _ if !is_whole || (packet.stop_err.is_some() && packet.transport.is_none()) => None,
-            // Behind more tags than are read, too.
+            // Anything could also be behind more tags than the parser reads.
             None if packet.link_exts.is_full() => None,
             None => Some(Speaks { is_other: true, ..Speaks::default() }),
             Some(LaxNetSlice::Arp(arp)) => arp_speaks(&arp),
@@ -148,9 +150,9 @@ impl<'a> Frame<'a> {
                 let source = ip.header().source_addr();
                 let mut speaks = match &packet.transport {
                     Some(TransportSlice::Icmpv6(icmp)) => neighbour_speaks(icmp, source)?,
-                    // Nothing is whole without its first fragment.
+                    // Without the first fragment, which is checked, a receiver cannot use this one.
                     _ if !is_first_fragment(&ip) => Speaks::default(),
-                    // What else is in this one cannot be read.
+                    // The first fragment of a neighbour discovery message: the rest of the message cannot be read.
                     None if is_discovery(ip.payload()) => return None,
                     _ => Speaks { is_offer: is_offer(ip.payload(), DHCP6)?, ..Speaks::default() },
                 };
@@ -161,12 +163,12 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Ports of servers and of clients.
+/// UDP ports of servers and of clients.
 const DHCP: [u16; 2] = [67, 68];
 const DHCP6: [u16; 2] = [547, 546];
 
-/// Whether a packet, or the first fragment of one, comes from a server of addresses, or goes to a client of one. `None`: it
-/// is cut off before that can be seen.
+/// Whether a packet, or its first fragment, comes from a DHCP server or goes to a DHCP client, by its UDP ports. `None`: it is
+/// cut off before the ports.
 fn is_offer(payload: &LaxIpPayloadSlice<'_>, [server, client]: [u16; 2]) -> Option<bool> {
     if payload.ip_number != IpNumber::UDP {
         return Some(false);
@@ -184,7 +186,7 @@ fn is_first_fragment(ip: &LaxIpv6Slice<'_>) -> bool {
     })
 }
 
-/// Whether the first fragment of a packet is of neighbour discovery, or too short to be seen as something else.
+/// Whether the first fragment of a packet belongs to neighbour discovery, or is too short to rule that out.
 fn is_discovery(payload: &LaxIpPayloadSlice<'_>) -> bool {
     payload.ip_number == IpNumber::IPV6_ICMP
         && payload.payload.first().is_none_or(|kind| matches!(kind, 133..=137))
@@ -193,12 +195,12 @@ fn is_discovery(payload: &LaxIpPayloadSlice<'_>) -> bool {
 fn arp_speaks(arp: &ArpPacketSlice<'_>) -> Option<Speaks> {
     let mac = Mac(arp.sender_hw_addr().try_into().ok()?);
     let address: [u8; 4] = arp.sender_protocol_addr().try_into().ok()?;
-    // One that only asks whether an address is free has none yet.
+    // A sender that only asks whether an address is free has no address yet.
     let address = Some(IpAddr::from(address)).filter(|address| !address.is_unspecified());
     Some(Speaks { addresses: [None, address], mac: Some(mac), ..Speaks::default() })
 }
 
-/// Neighbour discovery (RFC 4861, §4).
+/// The addresses for which an ICMPv6 packet speaks, if it belongs to neighbour discovery (RFC 4861, §4).
 fn neighbour_speaks(icmp: &Icmpv6Slice<'_>, source: Ipv6Addr) -> Option<Speaks> {
     const ROUTER_SOLICITATION: u8 = 133;
     const SOLICITATION: u8 = 135;
@@ -212,13 +214,13 @@ fn neighbour_speaks(icmp: &Icmpv6Slice<'_>, source: Ipv6Addr) -> Option<Speaks> 
     if !matches!(kind, ROUTER_SOLICITATION | SOLICITATION | ADVERTISEMENT) {
         return Some(Speaks::default());
     }
-    // Checksum and flags, then the address that it is about, then options.
+    // Type, code, checksum and flags come first, then the address in question (not in a router solicitation), then options.
     let body = icmp.slice().get(8..)?;
     let (target, mut options) = if kind == ROUTER_SOLICITATION {
         (None, body)
     } else {
         let (&target, options) = body.split_first_chunk::<16>()?;
-        // Who asks without an address wants that one.
+        // A sender without an address that asks for this one wants to have it.
         let claims = kind == ADVERTISEMENT || source.is_unspecified();
         (claims.then(|| IpAddr::from(target)), options)
     };
@@ -229,7 +231,7 @@ fn neighbour_speaks(icmp: &Icmpv6Slice<'_>, source: Ipv6Addr) -> Option<Speaks> 
         // The hardware address of the sender, or of the target.
         if matches!(kind, 1 | 2) {
             let address = Mac(option.get(2..8)?.try_into().ok()?);
-            // Which of two a receiver takes is not known.
+            // Of two different addresses, it is not known which one a receiver takes.
             if mac.replace(address).is_some_and(|other| other != address) {
                 return None;
             }

@@ -14,9 +14,10 @@ pub const fn mac(id: u16) -> Mac {
     Mac([2, 0, 0, 0, high, low])
 }
 
-/// Any offload header and frame, or the pieces of such a segment, from any of four ports and from the uplink: no panic, and what is forwarded is
-/// from its port's own address, goes to ports of its virtual network and not back, leaves with that network's tag, and is what it was when
-/// it was looked at.
+/// Forwards an offload header and frame, or the pieces of such a segment, from each of four ports and from the uplink, and
+/// checks that nothing panics. A frame that is forwarded from a port must have its port's address, go to ports of its
+/// virtual network and not back, and leave with that network's tag. A checksum that is written later must not change the
+/// addresses that the switch has checked.
 #[allow(clippy::missing_panics_doc, reason = "that is what it is for")]
 pub fn frame(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
@@ -26,7 +27,7 @@ pub fn frame(bytes: &[u8]) {
         Ok(Some(cut)) => {
             assert!((1..=length.max(1)).contains(&cut.pieces()));
             let mut piece = vec![0; length];
-            // The last one, and as many as there is time for.
+            // The first four pieces and the last one: there is no time for all of them.
             for number in (0..cut.pieces()).take(4).chain([cut.pieces() - 1]) {
                 let length = cut.write(number, frame, &mut piece).expect("each piece can be written");
                 forward(&[0; OFFLOAD_BYTES], piece.get(..length).unwrap_or(&[]));
@@ -36,7 +37,7 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// The bytes of a frame that a kernel writes when it carries out this header.
+/// The range of a frame that a kernel writes when it carries out this header.
 fn written_later(header: &OffloadHeader, frame: &[u8]) -> Option<std::ops::Range<usize>> {
     let asked = Asked::from(header);
     let at = asked.start + asked.offset;
@@ -73,7 +74,7 @@ fn forward(header: &OffloadHeader, frame: &[u8]) {
         if !is_forwarded {
             continue;
         }
-        // Whatever is written to the checksum later, the frame speaks for the same addresses.
+        // Whatever checksum is written later, the frame must speak for the same addresses.
         if let Some(written) = written_later(header, frame) {
             let mut later = frame.to_vec();
             later.get_mut(written).into_iter().flatten().for_each(|byte| *byte = !*byte);
@@ -86,7 +87,7 @@ fn forward(header: &OffloadHeader, frame: &[u8]) {
         if let Origin::Port(id) = origin {
             assert!(parsed.is_some_and(|frame| frame.source == mac(id.0)) && !targets.ports.contains(&id));
             assert!(is_in(id, targets.vlan), "{targets:?}");
-            // What leaves has this network's tag.
+            // A frame that leaves must have the tag of its virtual network.
             let leaves = match targets.tag(true) {
                 Tag::Keep => parsed.and_then(|frame| frame.vlan).unwrap_or(0),
                 Tag::Insert(vlan) | Tag::Replace(vlan) => vlan,

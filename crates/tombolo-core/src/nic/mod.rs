@@ -1,7 +1,7 @@
 //! One network interface for many nodes: rings, queues, scheduler, switch and coalescing (MICRO §3.2, §6.1).
 //!
-//! Plain state machines: the thread that moves frames tells them which frames came and the time, and they say what goes
-//! where, and when.
+//! The types here are plain state machines: the thread that moves frames passes them the frames and the time, and they
+//! return where each frame goes, and when.
 //!
 //! ```text
 //!   port ──┐                             ┌──► uplink, shaped
@@ -9,10 +9,10 @@
 //!   port ──┘                             └──► ports
 //! ```
 //!
-//! A TAP device has its queues and its coalescing in the kernel. Ports of other machines have a [`pipe`] in each direction,
-//! with a [`Coalescer`]; who has those is said by [`session`], and who is
-//! connected at the owner's machine by [`connection`]; which ports are slow to write to, [`effort`]. Descriptor rings ([`ring`]) and [`Fifo`] are those of the prototype's
-//! ports, for the model (`tombolo-sim::hosts`): no port here uses them.
+//! A TAP device has its queues and its coalescing in the kernel. A port of another machine has a [`pipe`] in each direction,
+//! with a [`Coalescer`]. [`session`] decides which ports of other machines have pipes, [`connection`] decides which processes
+//! of the owner's machine are connected, and [`effort`] finds the ports that are slow to write to. Descriptor rings ([`ring`])
+//! and [`Fifo`] are those of the prototype's ports, for the model (`tombolo-sim::hosts`): no port here uses them.
 
 mod coalesce;
 pub mod connection;

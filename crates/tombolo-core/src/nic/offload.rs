@@ -1,22 +1,24 @@
-//! What a port leaves to others: checksums and the cutting of long segments, as told by the header that goes before
-//! each frame (virtio 1.2, §5.1.6; `struct virtio_net_hdr`), and what such a segment is on the wire.
+//! Offloads: checksums and the cutting of long segments, which a port leaves to the receiver of a frame. The header before
+//! each frame asks for them (virtio 1.2, §5.1.6; `struct virtio_net_hdr`). This module also computes the size of such a
+//! segment on the wire.
 //!
-//! A header is believed only as far as the frame's bytes bear it out: one that lies would make the kernel at the other
-//! end read or write beside the frame, write over what the switch has read of it, or cut it into nothing. Other sums and segments than those
-//! of the frame's own TCP or UDP are made before, by [`settle`](super::settle).
+//! A header is accepted only if it agrees with the frame's bytes. A wrong header could make the kernel at the other end
+//! read or write outside of the frame, overwrite bytes that the switch has checked, or cut the frame into empty pieces.
+//! Requests for other checksums and segments than those of the frame's own TCP or UDP are carried out before this check, by
+//! [`settle`](super::settle).
 
 use super::frame::{TAG, TAG_BYTES};
 
 /// Bytes of the header.
 pub const OFFLOAD_BYTES: usize = 10;
-/// A header, as it lies before a frame.
+/// An offload header, as it lies before a frame.
 pub type OffloadHeader = [u8; OFFLOAD_BYTES];
 
 /// Bytes of an Ethernet header without tags.
 pub const ETHERNET_BYTES: usize = 14;
-/// Bytes that a frame is padded to, without its checksum.
+/// Length to which a shorter frame is padded, without its checksum.
 const LEAST_BYTES: u64 = 60;
-/// Bytes on the wire beside a frame's own: preamble, frame checksum and gap (IEEE 802.3).
+/// Bytes on the wire besides a frame's own: preamble, frame checksum and gap (IEEE 802.3).
 const OVERHEAD_BYTES: u64 = 24;
 /// Bytes of the frame checksum.
 const CHECKSUM_BYTES: u64 = 4;
@@ -27,15 +29,16 @@ pub(super) const GSO_TCP4: u8 = 1;
 pub(super) const GSO_TCP6: u8 = 4;
 pub(super) const GSO_UDP: u8 = 5;
 const GSO_ECN: u8 = 0x80;
-/// The shortest payload of a segment's frames that kernels cut: into shorter ones, it would cost them thousands of frames in one call.
+/// Shortest payload per frame of a segment that a kernel is to cut. With a shorter one, the kernel would make thousands of
+/// frames in one call.
 pub(super) const SEGMENT_BYTES_MIN: usize = 16;
 
-/// What a frame, or all frames that a segment becomes, are on the wire.
+/// Size on the wire of a frame, or of all frames that a segment is cut into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wire {
     /// How many frames.
     pub frames: u64,
-    /// Bytes that they take of the wire's time, with preambles and gaps.
+    /// Bytes that the frames occupy on the wire, with preambles and gaps.
     pub bytes: u64,
     /// Bytes of each frame but the last, with its checksum, as statistics count them.
     pub frame_bytes: u64,
@@ -43,16 +46,16 @@ pub struct Wire {
     pub last_bytes: u64,
 }
 
-/// A header does not fit its frame.
+/// Why an offload header does not fit its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadOffload {
     /// The frame is shorter than an Ethernet header.
     #[error("the frame is shorter than its header")]
     Runt,
-    /// It is longer than may be, or would be cut into such frames.
+    /// The frame, or a frame that it would be cut into, is longer than the MTU allows.
     #[error("the frame is longer than the MTU")]
     Giant,
-    /// A place that the header names is not in the frame, or what it says of it is not so.
+    /// A place that the header names is outside of the frame, or the frame contradicts the header.
     #[error("the offload header does not fit the frame")]
     Lies,
 }
@@ -63,16 +66,16 @@ fn word(header: &OffloadHeader, at: usize) -> usize {
     usize::from(u16::from_ne_bytes(bytes))
 }
 
-/// What a header asks for.
+/// What an offload header asks for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     pub(super) needs_checksum: bool,
     /// How the frame is to be cut.
     pub(super) kind: u8,
     pub(super) segment_bytes: usize,
-    /// The first byte that is summed.
+    /// Offset of the first byte that is summed.
     pub(super) start: usize,
-    /// Where the sum is written, behind that.
+    /// Where the sum is written, relative to `start`.
     pub(super) offset: usize,
 }
 
@@ -90,7 +93,7 @@ impl From<&OffloadHeader> for Asked {
 }
 
 impl Asked {
-    /// The protocol of the segments that it tells of; `None`: it is of no known kind.
+    /// Transport protocol of the segment. `None`: the frame is not a segment, or is of an unknown kind.
     pub(super) fn protocol(&self) -> Option<u8> {
         match self.kind {
             GSO_TCP4 | GSO_TCP6 => Some(TCP),
@@ -99,7 +102,7 @@ impl Asked {
         }
     }
 
-    /// Whether segments of this kind are of such packets.
+    /// Whether a segment of this kind can be a packet of this ethertype.
     pub(super) fn is_for(&self, ethertype: u16) -> bool {
         match self.kind {
             GSO_TCP4 => ethertype == IPV4,
@@ -109,19 +112,19 @@ impl Asked {
         }
     }
 
-    /// Bytes before the payload of each of a segment's frames.
+    /// Bytes of headers before the payload in each frame that a segment is cut into.
     fn headers(&self, frame: &[u8]) -> Option<usize> {
         let headers = self.start + self.transport_bytes(frame)?;
         (headers <= frame.len()).then_some(headers)
     }
 
-    /// What a segment is on the wire.
+    /// Size on the wire of the frames that a segment is cut into.
     pub(super) fn on_wire(&self, frame: &[u8]) -> Option<Wire> {
         let headers = self.headers(frame)?;
         (self.segment_bytes > 0).then(|| cut(frame.len() - headers, headers, self.segment_bytes))
     }
 
-    /// Bytes of the transport header of a segment that is to be cut. `None`: it has none.
+    /// Bytes of the transport header of a segment that is to be cut. `None`: the frame has no whole one.
     pub(super) fn transport_bytes(&self, frame: &[u8]) -> Option<usize> {
         let bytes = match self.protocol()? {
             UDP => 8,
@@ -131,7 +134,7 @@ impl Asked {
     }
 }
 
-/// Checks a header against its frame, and says what goes on the wire. `mtu`: the most bytes behind the Ethernet header.
+/// Checks a header against its frame, and returns the size on the wire. `mtu`: most bytes after the Ethernet header.
 ///
 /// # Errors
 /// [`BadOffload`].
@@ -165,7 +168,7 @@ pub(super) const IPV6: u16 = 0x86dd;
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 
-/// Where the network header begins behind at most two tags, and of what kind it is.
+/// Offset of the network header, after at most two tags, and its ethertype.
 pub(super) fn network(frame: &[u8]) -> Option<(usize, u16)> {
     let mut at = ETHERNET_BYTES;
     for _ in 0..2 {
@@ -178,11 +181,11 @@ pub(super) fn network(frame: &[u8]) -> Option<(usize, u16)> {
     Some((at, u16::from_be_bytes(frame.get(at - 2..at)?.try_into().ok()?)))
 }
 
-/// Extension headers of IPv6 that are walked at most: of each kind one, or two of destination options (RFC 8200, §4.1), and
-/// some more.
+/// Most IPv6 extension headers that are walked. A packet should have one of each kind, or two of destination options (RFC
+/// 8200, §4.1). This allows some more.
 const EXTENSIONS_MAX: usize = 8;
 
-/// What an IP packet carries, and where.
+/// Transport protocol of an IP packet, and the offset of its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Transport {
     pub(super) at: usize,
@@ -190,26 +193,27 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    /// Whether this is TCP or UDP, and what a header asks for is its checksum.
+    /// Whether this is TCP or UDP, and the checksum that the offload header asks for is its own.
     pub(super) fn has_checksum_at(&self, asked: &Asked, frame: &[u8]) -> bool {
         let is_its = matches!((self.protocol, asked.offset), (TCP, 16) | (UDP, 6));
         is_its && self.at == asked.start && asked.start + asked.offset + 2 <= frame.len()
     }
 }
 
-/// What the packet carries whose header begins there. `None`: it cannot be found, or the packet is a fragment.
+/// Transport protocol of the packet whose network header is at `network_at`. `None`: it cannot be found, or the packet is an
+/// IPv4 fragment.
 pub(super) fn transport(frame: &[u8], network_at: usize, ethertype: u16) -> Option<Transport> {
     let network = frame.get(network_at..)?;
     match (ethertype, network.first()? >> 4) {
         (IPV4, 4) => {
             let length = usize::from(network.first()? & 0xf) * 4;
-            // Neither its first bytes nor others are in another packet.
+            // The packet is not a fragment: it has no fragment offset, and no further fragments follow.
             let is_whole = u16::from_be_bytes(*network.get(6..)?.first_chunk()?) & 0x3fff == 0;
             (length >= 20 && is_whole)
                 .then_some(Transport { at: network_at + length, protocol: *network.get(9)? })
         }
         (IPV6, 6) => {
-            // Hop-by-hop options, routing and destination options may stand between.
+            // Hop-by-hop options, routing and destination options may precede the transport header.
             let (mut at, mut protocol) = (40, *network.get(6)?);
             for _ in 0..EXTENSIONS_MAX {
                 if !matches!(protocol, 0 | 43 | 60) {
@@ -225,7 +229,7 @@ pub(super) fn transport(frame: &[u8], network_at: usize, ethertype: u16) -> Opti
     }
 }
 
-/// A frame of this length, without its checksum.
+/// Size on the wire of a frame. `length` excludes the frame checksum.
 pub(super) fn one(length: usize) -> Wire {
     let length = (length as u64).max(LEAST_BYTES);
     let counted = length + CHECKSUM_BYTES;
@@ -245,7 +249,8 @@ fn cut(payload: usize, headers: usize, segment_bytes: usize) -> Wire {
     }
 }
 
-/// The header of a frame whose headers have become longer (a tag was put in) or shorter (one was taken out).
+/// The offload header of a frame after its headers became longer by `by_bytes` (a tag was put in) or shorter (a tag was
+/// taken out).
 #[must_use]
 pub fn shifted(header: &OffloadHeader, by_bytes: i16) -> OffloadHeader {
     let mut shifted = *header;

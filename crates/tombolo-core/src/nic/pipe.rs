@@ -1,5 +1,5 @@
-//! Frames between two nodes: one direction, in a ring of bytes in the receiver's memory, which the sender fills by
-//! transfers of the engine.
+//! A pipe: one direction of frames between two nodes, through a ring of bytes in the receiver's memory, which the sender
+//! fills by transfers.
 //!
 //! ```text
 //!   Outlet (sender)                                        Inlet (receiver)
@@ -8,57 +8,59 @@
 //!   credit ◄───────────────────────────────── message ────────────────────────────── credit
 //! ```
 //!
-//! Places count bytes since the beginning; the place in the ring is their remainder. A *record* is a frame with its
-//! length before it; records do not cross the ring's end, so some bytes before it may be passed over. A *batch* is the
-//! records between two places. Batches are under way at the same time and arrive in any order; each says where the one
-//! before it has ended. A batch may travel within its message, and has its place all the same.
+//! A *place* counts bytes since the pipe began. Modulo the ring's length, it is an offset in the ring. A *record* is a frame
+//! with its length before it. Records do not cross the ring's end, so some bytes before the end may be passed over. A *batch*
+//! is the records between two places. Several batches are under way at the same time and arrive in any order. Each says where
+//! the batch before it ends. A batch may travel within its message, and occupies its place in the ring all the same.
 //!
-//! A receiver takes a frame when its scheduler says so, and only then gives the room back: a flood stays at the sender.
+//! A receiver takes a frame when its scheduler says so, and only then returns the room to the sender. So a flood of frames
+//! stays at the sender.
 
 use std::collections::{BTreeMap, VecDeque};
 
 /// Bytes before each frame in a ring: its length and its kind.
 pub const RECORD_HEAD_BYTES: u32 = 8;
-/// Batches under way at once: enough that a transfer of each is always on its way.
+/// Most batches under way at once: enough that some transfer is always on its way.
 pub const BATCHES_UNDER_WAY: u32 = 4;
-/// Batches of which room was not given back, at most: more records wait, and make larger batches.
+/// Most batches whose room the receiver has not returned. Further records wait, and make larger batches.
 pub const BATCHES_MAX: usize = 256;
 /// The longest record, which fits a ring several times.
 pub const RECORD_BYTES_MAX: u32 = 80 << 10;
-/// The smallest ring: with a quarter of it not given back yet, there is room for a record and for what is passed over.
+/// The smallest ring. Even while a quarter of it is consumed and not returned yet, it has room for a record and for the bytes
+/// that are passed over.
 pub const RING_BYTES_MIN: u32 = 512 << 10;
 /// The largest ring.
 pub const RING_BYTES_MAX: u32 = 64 << 20;
 
-/// Some records, as they are announced.
+/// A batch of records, as the sender announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Where the batch before has ended.
+    /// The place where the batch before it ends.
     pub from: u64,
-    /// Where this one begins: there, or at the ring's next begin.
+    /// The place where this batch begins: `from`, or the next place that is the ring's start.
     pub start: u64,
-    /// Its bytes.
+    /// Its length in bytes.
     pub length: u32,
 }
 
 impl Batch {
-    /// Where it ends.
+    /// The place where the batch ends.
     pub fn end(&self) -> u64 {
         self.start.wrapping_add(u64::from(self.length))
     }
 }
 
-/// The other side has said what cannot be: it is not to be believed any more.
+/// The other side has sent something impossible, and is not to be trusted any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the other side has said what cannot be: {0}")]
 pub struct Broken(&'static str);
 
 impl Broken {
-    /// What stands in a batch is no record.
+    /// A batch does not consist of records.
     pub const RECORD: Self = Self("a batch that is not of records");
 }
 
-/// Whether a ring may have that size.
+/// Whether a ring may have this size.
 pub fn is_ring(bytes: u32) -> bool {
     bytes.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes)
 }
@@ -67,27 +69,27 @@ pub fn is_ring(bytes: u32) -> bool {
 #[derive(Debug)]
 pub struct Outlet {
     ring_bytes: u32,
-    /// Behind the last record.
+    /// The place after the last record.
     tail: u64,
-    /// Behind the last batch.
+    /// The place after the last batch.
     batched: u64,
     /// The bytes from the first place to the second are passed over.
     passed: Option<(u64, u64)>,
-    /// What the receiver has given back.
+    /// The place up to which the receiver has returned the room.
     head: u64,
     under_way: u32,
-    /// Ends of the batches of which room was not given back.
+    /// Ends of the batches whose room the receiver has not returned.
     ends: VecDeque<u64>,
 }
 
 impl Outlet {
-    /// Of an empty ring.
+    /// The sender's side of an empty ring.
     pub fn new(ring_bytes: u32) -> Self {
         Self { ring_bytes, tail: 0, batched: 0, passed: None, head: 0, under_way: 0, ends: VecDeque::new() }
     }
 
-    /// Room for a record with its head: the offset in the ring. `None`: it is full at present, or the record too long for
-    /// it.
+    /// Reserves room for a record with its head, and returns its offset in the ring. `None`: the ring is full at present, or the
+    /// record is too long.
     pub fn reserve(&mut self, bytes: u32) -> Option<u32> {
         let bytes =
             bytes.checked_next_multiple_of(RECORD_HEAD_BYTES).filter(|all| *all <= RECORD_BYTES_MAX)?;
@@ -107,7 +109,7 @@ impl Outlet {
         Some(offset)
     }
 
-    /// Records that are to be sent now, whose bytes are all in place.
+    /// The next batch to send. The bytes of all reserved records must be in place.
     pub fn next_batch(&mut self) -> Option<Batch> {
         if self.under_way >= BATCHES_UNDER_WAY || self.ends.len() >= BATCHES_MAX {
             return None;
@@ -129,15 +131,15 @@ impl Outlet {
         Some(Batch { from, start, length })
     }
 
-    /// A batch and its message have arrived.
+    /// Records that a batch and its message have arrived.
     pub fn arrived(&mut self) {
         self.under_way = self.under_way.saturating_sub(1);
     }
 
-    /// The receiver has given back what is before this place.
+    /// Records that the receiver has returned the room before this place.
     ///
     /// # Errors
-    /// [`Broken`]: that was not sent yet.
+    /// [`Broken`]: not everything before this place was sent yet.
     pub fn credit(&mut self, head: u64) -> Result<(), Broken> {
         if head > self.batched {
             return Err(Broken("more was taken than sent"));
@@ -150,7 +152,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Whether the longest record may find no room.
+    /// Whether there may be no room for the longest record.
     pub fn is_crowded(&self) -> bool {
         self.tail - self.head + 2 * u64::from(RECORD_BYTES_MAX) > u64::from(self.ring_bytes)
     }
@@ -161,34 +163,34 @@ impl Outlet {
     }
 }
 
-/// The receiver's side. `T` is what came with a batch.
+/// The receiver's side. `T` is the type of what comes with a batch.
 #[derive(Debug)]
 pub struct Inlet<T> {
     ring_bytes: u32,
-    /// Behind the last batch that was handed out.
+    /// The place after the last batch that was handed out.
     tail: u64,
-    /// What is before it may be written over.
+    /// The place up to which records were consumed: the sender may write over what is before it.
     head: u64,
-    /// What the sender was told of that.
+    /// The value of `head` that the sender was told last.
     told: u64,
-    /// And before.
+    /// The value that the sender was told before `told`.
     told_before: u64,
-    /// Those that were not handed out yet, by [`Batch::from`].
+    /// Batches that were not handed out yet, by [`Batch::from`].
     waiting: BTreeMap<u64, (Batch, T)>,
     /// Batches that were handed out since the sender was told.
     untold: usize,
 }
 
 impl<T> Inlet<T> {
-    /// Of an empty ring.
+    /// The receiver's side of an empty ring.
     pub fn new(ring_bytes: u32) -> Self {
         Self { ring_bytes, tail: 0, head: 0, told: 0, told_before: 0, waiting: BTreeMap::new(), untold: 0 }
     }
 
-    /// A batch has come.
+    /// Records that a batch has come.
     ///
     /// # Errors
-    /// [`Broken`]: it cannot be one.
+    /// [`Broken`]: the batch is impossible.
     pub fn came(&mut self, batch: Batch, with: T) -> Result<(), Broken> {
         let ring = u64::from(self.ring_bytes);
         let fits = batch.from >= self.tail
@@ -211,7 +213,7 @@ impl<T> Inlet<T> {
         Ok(())
     }
 
-    /// The next batch.
+    /// The next batch in the sender's order, if it has come.
     pub fn next_batch(&mut self) -> Option<(Batch, T)> {
         let found = self.waiting.remove(&self.tail)?;
         self.tail = found.0.end();
@@ -219,26 +221,27 @@ impl<T> Inlet<T> {
         Some(found)
     }
 
-    /// What is before this place of the batch that was handed out last is not needed any more.
+    /// Records that everything before `place`, which lies in the batch that was handed out last, was consumed and may be written
+    /// over.
     pub fn consumed(&mut self, place: u64) {
         self.head = self.head.max(place.min(self.tail));
     }
 
-    /// What the sender is to be told, since much was consumed.
+    /// The place to tell the sender, if enough was consumed since it was told last.
     pub fn credit_due(&self) -> Option<u64> {
         let is_due = self.head - self.told >= u64::from(self.ring_bytes / 4)
             || (self.untold >= BATCHES_MAX / 4 && self.head > self.told);
         is_due.then_some(self.head)
     }
 
-    /// What a message to the sender tells along. It is told then.
+    /// The place to put into a message to the sender. It counts as told from then on.
     pub fn credit(&mut self) -> u64 {
         self.told_before = self.told;
         (self.told, self.untold) = (self.head, 0);
         self.head
     }
 
-    /// The message that told it last was not sent after all: it is due again.
+    /// Records that the message with the last [`Inlet::credit`] was not sent after all: telling the sender is due again.
     pub fn was_not_told(&mut self) {
         (self.told, self.untold) = (self.told_before, BATCHES_MAX);
     }

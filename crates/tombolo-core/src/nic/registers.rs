@@ -1,31 +1,31 @@
-//! The configuration words of the shared MAC (MICRO Table 6.2), as the uplink is now. The places of the bits are those of
-//! the 10-gigabit MAC of the prototype (Xilinx PG072, "Configuration Registers").
+//! The configuration words of the shared MAC (MICRO Table 6.2), computed from the uplink's present state. The positions of
+//! the bits are those of the prototype's 10-gigabit MAC (Xilinx PG072, "Configuration Registers").
 //!
-//! They are not virtualised (MICRO §6.1.9): all ports share them, and only who serves the uplink changes what they say.
+//! The words are not virtualised (MICRO §6.1.9): all ports share them, and only the uplink's owner changes them.
 
 use super::Mac;
 
-/// What the words tell.
+/// The state that the words show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MacState {
     /// The uplink's hardware address.
     pub address: Mac,
-    /// The most bytes behind an Ethernet header.
+    /// Most bytes after an Ethernet header.
     pub mtu: u32,
-    /// Whether it has a carrier.
+    /// Whether the uplink has a carrier.
     pub has_carrier: bool,
-    /// Of who serves it: major, minor, patch.
+    /// Version of the uplink's owner: major, minor, patch.
     pub version: [u8; 3],
 }
 
-/// A word.
+/// A configuration word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Register {
-    /// As in Table 6.2.
+    /// Its name in Table 6.2.
     pub name: &'static str,
     /// Its value.
     pub value: u32,
-    /// What it says.
+    /// The value in words.
     pub meaning: String,
 }
 
@@ -42,7 +42,7 @@ const FRAME_EXTRA: u32 = 18;
 const FRAME_BYTES_MAX: u32 = 1518;
 
 impl MacState {
-    /// All nine.
+    /// All nine configuration words.
     pub fn registers(&self) -> [Register; 9] {
         let [a, b, c, d, e, f] = self.address.0;
         let frame = self.mtu.saturating_add(FRAME_EXTRA).min(0x7fff);

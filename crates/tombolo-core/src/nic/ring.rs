@@ -1,7 +1,7 @@
-//! Descriptor rings, as the prototype's DMA engine has them: where a frame's bytes are, and who owns them now
-//! (MICRO §6.1.2-5).
+//! Descriptor rings like those of the prototype's DMA engine (MICRO §6.1.2-5). A descriptor tells where bytes of a frame
+//! are, and which side owns them now.
 //!
-//! A ring is an array of descriptors of 64 bytes in memory that two sides share, and three places in it:
+//! A ring is an array of 64-byte descriptors in memory that two sides share, with three places in it:
 //!
 //! ```text
 //!    head ────► current ────► tail ────► (head)
@@ -14,14 +14,14 @@
 //! *device* ([`Device`]) works at the current one. A frame to be sent is one or more fragments, of which the first is
 //! marked as start and the last as end of the frame; a frame that has come fills one or more buffers, marked likewise.
 //!
-//! The device believes nothing that stands in the ring: lengths, marks, addresses and the tail are checked before they
-//! are used. What is wrong is marked in the descriptor's status, and the ring stops until software resets it.
+//! The device trusts nothing in the ring: it checks lengths, marks, addresses and the tail before it uses them. It reports
+//! an error in the descriptor's status, and the ring stops until software resets it.
 
 /// Bytes of a descriptor.
 pub const DESCRIPTOR_BYTES: usize = 64;
-/// Descriptors of a ring for sending, unless told (MICRO §6.1.2).
+/// Default number of descriptors of a ring for sending (MICRO §6.1.2).
 pub const TX_DESCRIPTORS: u32 = 64;
-/// Descriptors of a ring for receiving, unless told (MICRO §6.1.2).
+/// Default number of descriptors of a ring for receiving (MICRO §6.1.2).
 pub const RX_DESCRIPTORS: u32 = 128;
 /// The longest fragment: a length has 26 bits.
 pub const FRAGMENT_BYTES_MAX: u32 = (1 << 26) - 1;
@@ -34,13 +34,13 @@ pub struct Descriptor {
     pub next: u64,
     /// Address of the fragment or buffer, 0x08.
     pub buffer: u64,
-    /// Its length and the marks of a frame that is sent, 0x18.
+    /// Length of the fragment or buffer, and the start and end marks of a frame that is sent, 0x18.
     pub control: u32,
     /// What the device has done, 0x1c.
     pub status: u32,
     /// For the user: app0 to app4, 0x20.
     pub app: [u32; 5],
-    /// What software knows it by, 0x38 (`sw_id_offset`).
+    /// Software's identifier of the descriptor, 0x38 (`sw_id_offset`).
     pub software: u64,
 }
 
@@ -56,9 +56,9 @@ pub mod control {
 
 /// Bits of [`Descriptor::status`].
 pub mod status {
-    /// The device is done with it.
+    /// The device is done with the descriptor.
     pub const COMPLETE: u32 = 1 << 31;
-    /// Its address is outside of what the device may reach.
+    /// The buffer is outside of the memory that the device may reach.
     pub const DECODE_ERROR: u32 = 1 << 30;
     /// The memory could not be read or written.
     pub const SLAVE_ERROR: u32 = 1 << 29;
@@ -75,7 +75,7 @@ pub mod status {
 }
 
 impl Descriptor {
-    /// As it lies in memory.
+    /// The descriptor's bytes as they lie in memory.
     pub fn to_bytes(self) -> [u8; DESCRIPTOR_BYTES] {
         let mut bytes = [0; DESCRIPTOR_BYTES];
         let [app0, app1, app2, app3, app4] = self.app;
@@ -105,7 +105,7 @@ impl Descriptor {
         bytes
     }
 
-    /// From [`Descriptor::to_bytes`].
+    /// The inverse of [`Descriptor::to_bytes`].
     pub fn from_bytes(bytes: &[u8; DESCRIPTOR_BYTES]) -> Self {
         let mut words = [0u32; DESCRIPTOR_BYTES / 4];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -134,13 +134,13 @@ impl Descriptor {
 pub trait RingMemory {
     /// How many descriptors there are.
     fn len(&self) -> u32;
-    /// Whether there are none.
+    /// Whether the ring has no descriptors.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// One of them.
+    /// Reads a descriptor.
     fn load(&self, index: u32) -> Descriptor;
-    /// Changes one.
+    /// Writes a descriptor.
     fn store(&mut self, index: u32, descriptor: &Descriptor);
 }
 
@@ -163,13 +163,13 @@ impl RingMemory for [Descriptor] {
 /// A piece of a frame, or a buffer for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// Where it is.
+    /// Address of its first byte.
     pub address: u64,
-    /// Its bytes: 1 to [`FRAGMENT_BYTES_MAX`].
+    /// Its length: 1 to [`FRAGMENT_BYTES_MAX`].
     pub length_bytes: u32,
 }
 
-/// There are not enough free descriptors: later.
+/// There are not enough free descriptors at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the ring is full")]
 pub struct RingFull;
@@ -177,13 +177,13 @@ pub struct RingFull;
 /// A descriptor that the device is done with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// What software knows it by.
+    /// Software's identifier of the descriptor.
     pub software: u64,
     /// What the device has done: bits of [`status`].
     pub status: u32,
 }
 
-/// Software's side of a ring. Places count on without end; the descriptor is their remainder.
+/// Software's side of a ring. Head and tail count without end: modulo the ring's length, they are indices of descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Software {
     head: u32,
@@ -191,7 +191,7 @@ pub struct Software {
 }
 
 impl Software {
-    /// Links all descriptors of a ring to a circle. `base`: the address of the first.
+    /// Links all descriptors of a ring into a circle. `base`: address of the first one.
     pub fn new<M: RingMemory + ?Sized>(memory: &mut M, base: u64) -> Self {
         let count = memory.len();
         for index in 0..count {
@@ -201,12 +201,12 @@ impl Software {
         Self::default()
     }
 
-    /// What is written to the device's tail register.
+    /// Value for the device's tail register.
     pub fn tail(&self) -> u32 {
         self.tail
     }
 
-    /// Descriptors that are free.
+    /// Number of free descriptors.
     pub fn free<M: RingMemory + ?Sized>(&self, memory: &M) -> u32 {
         memory.len() - self.tail.wrapping_sub(self.head)
     }
@@ -214,7 +214,7 @@ impl Software {
     /// Gives a frame to the device, in fragments.
     ///
     /// # Errors
-    /// [`RingFull`]: nothing was given.
+    /// [`RingFull`]: no fragment was given to the device.
     pub fn send<M: RingMemory + ?Sized>(
         &mut self,
         memory: &mut M,
@@ -261,7 +261,7 @@ impl Software {
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Takes the first descriptor back that the device is done with.
+    /// Takes back the descriptor at the head, if the device is done with it.
     pub fn take_back<M: RingMemory + ?Sized>(&mut self, memory: &M) -> Option<Done> {
         if self.head == self.tail {
             return None;
@@ -274,8 +274,8 @@ impl Software {
         Some(Done { software: descriptor.software, status: descriptor.status })
     }
 
-    /// After an error: takes everything back and begins anew. The device is to be reset, too. Returns what was not
-    /// done, in its order.
+    /// Takes back all descriptors after an error and starts the ring anew. The device must be reset, too. Returns software's
+    /// identifiers of the descriptors that were given and not taken back before, in order.
     pub fn reset<M: RingMemory + ?Sized>(&mut self, memory: &mut M, base: u64) -> Vec<u64> {
         let mut left = Vec::new();
         while self.head != self.tail {
@@ -299,10 +299,10 @@ pub enum RingError {
     /// A frame fills the whole ring and does not end.
     #[error("a frame has no end")]
     NoEnd,
-    /// A fragment has no bytes, or a frame has more than may be.
+    /// A fragment has no bytes, or a frame is too long.
     #[error("a frame is empty or too long")]
     Length,
-    /// A fragment or buffer is outside of what the device may reach.
+    /// A fragment or buffer is outside of the memory that the device may reach.
     #[error("an address is outside of the ring's memory")]
     Address,
     /// The memory could not be read or written.
@@ -325,16 +325,16 @@ impl RingError {
 pub struct Device {
     current: u32,
     error: Option<RingError>,
-    /// Frames that were sent or have come.
+    /// Number of frames sent or received.
     frames: u64,
 }
 
-/// What a device may reach, and how long frames are.
+/// The memory that a device may reach, and the longest frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// First address of the memory that fragments and buffers are in.
     pub start: u64,
-    /// Bytes of it.
+    /// Bytes of that memory.
     pub length_bytes: u64,
     /// The longest frame.
     pub frame_bytes_max: u32,
@@ -349,32 +349,32 @@ impl Bounds {
 }
 
 impl Device {
-    /// Why it has stopped, if it has.
+    /// Why the device has stopped, if it has.
     pub fn error(&self) -> Option<RingError> {
         self.error
     }
 
-    /// Its current descriptor, which counts on without end.
+    /// The current descriptor. The number counts without end: modulo the ring's length, it is an index.
     pub fn current(&self) -> u32 {
         self.current
     }
 
-    /// Frames so far.
+    /// Number of frames sent or received so far.
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Begins anew, as software does.
+    /// Starts the ring anew, as [`Software::reset`] does.
     pub fn reset(&mut self) {
         *self = Self { frames: self.frames, ..Self::default() };
     }
 
-    /// Stops at the current descriptor.
+    /// Stops the ring and reports the error in the current descriptor.
     fn fail<M: RingMemory + ?Sized>(&mut self, memory: &mut M, error: RingError) -> RingError {
         if !memory.is_empty() {
             let index = self.current % memory.len();
             let mut descriptor = memory.load(index);
-            // One that is done already is software's, and where the tail is wrong, nothing may have been given.
+            // A descriptor that is done belongs to software. If the tail is wrong, the current one may be such a descriptor.
             if descriptor.status & status::COMPLETE == 0 {
                 descriptor.status = error.status() | status::COMPLETE;
                 memory.store(index, &descriptor);
@@ -384,7 +384,7 @@ impl Device {
         error
     }
 
-    /// Descriptors that were given to the device.
+    /// Number of descriptors that were given to the device and are not done.
     fn given<M: RingMemory + ?Sized>(&mut self, memory: &mut M, tail: u32) -> Result<u32, RingError> {
         if let Some(error) = self.error {
             return Err(error);
@@ -393,11 +393,11 @@ impl Device {
         if given > memory.len() { Err(self.fail(memory, RingError::Tail)) } else { Ok(given) }
     }
 
-    /// The next frame that is to be sent, if all of it was given: its fragments are put into `fragments`. When they were
-    /// read, [`Device::sent`].
+    /// Puts the fragments of the next frame to send into `fragments`. Returns false if software has not given a whole frame
+    /// yet. After reading the fragments, call [`Device::sent`].
     ///
     /// # Errors
-    /// [`RingError`], now or before: the ring has stopped.
+    /// [`RingError`]: the ring stops now, or has stopped before.
     pub fn next_frame<M: RingMemory + ?Sized>(
         &mut self,
         memory: &mut M,
@@ -434,7 +434,7 @@ impl Device {
         if given > 0 && given == memory.len() { Err(self.fail(memory, RingError::NoEnd)) } else { Ok(false) }
     }
 
-    /// The fragments of [`Device::next_frame`] were read (or could not be).
+    /// Records that the fragments of [`Device::next_frame`] were read, or that they could not be read.
     ///
     /// # Errors
     /// [`RingError::Memory`]: the ring has stopped.
@@ -458,11 +458,11 @@ impl Device {
         Ok(())
     }
 
-    /// Buffers for a frame that has come: put into `fragments`, cut to its length. When they were written,
-    /// [`Device::received`]. False: there are too few, and the frame is dropped.
+    /// Puts buffers for a frame that has come into `fragments`, cut to the frame's length. Returns false if there are too few
+    /// buffers: the frame is dropped. After writing the buffers, call [`Device::received`].
     ///
     /// # Errors
-    /// [`RingError`], now or before: the ring has stopped.
+    /// [`RingError`]: the ring stops now, or has stopped before.
     pub fn buffers<M: RingMemory + ?Sized>(
         &mut self,
         memory: &mut M,
@@ -498,7 +498,7 @@ impl Device {
         Ok(false)
     }
 
-    /// The buffers of [`Device::buffers`] were written (or could not be).
+    /// Records that the buffers of [`Device::buffers`] were written, or that they could not be written.
     ///
     /// # Errors
     /// [`RingError::Memory`]: the ring has stopped.

@@ -272,12 +272,8 @@ impl Port {
 pub(super) const QUANTUM_BYTES: i64 = 1538;
 /// The most that a port sends ahead at once: two frames of the usual size, so a request, an answer, or what begins a connection.
 const AHEAD_BYTES: u64 = 2 * QUANTUM_BYTES.unsigned_abs();
-/// No frame goes ahead while the interface's bucket owes what its rate fills in this time, twice what one segment takes.
-const AHEAD_NS: u64 = 4_000_000;
-/// At fast interfaces that debt is limited to two of the longest segments.
-const AHEAD_DEBT_MAX: u64 = 2 * 65_536;
-/// At any rate the bucket may owe four full frames more: at slow interfaces one segment is two of them.
-const AHEAD_DEBT_MIN: u64 = 2 * AHEAD_BYTES;
+/// What the interface's bucket may owe beside one segment before no frame goes ahead: what two ports send ahead at once.
+const AHEAD_DEBT: u64 = 2 * AHEAD_BYTES;
 
 /// The shortest frame on the wire.
 const FRAME_BYTES_MIN: u64 = 84;
@@ -334,9 +330,11 @@ pub struct Scheduler {
     entitled_ahead: BTreeSet<PortId>,
     /// Ports whose waiting frame may go ahead later, by the time at which their allowance is enough or their guarantee is back.
     soon: BTreeSet<(u64, PortId)>,
-    /// Ports that were removed, by their numbers. Who comes next under a number takes over what is owed, and the state of equal buckets:
+    /// Ports that were removed, and when, by their numbers. Who comes next under a number takes over what is owed, and the state of equal buckets:
     /// to detach and attach again gives nothing.
-    gone: BTreeMap<PortId, Port>,
+    gone: BTreeMap<PortId, (u64, Port)>,
+    /// When the driver was here last.
+    now_ns: u64,
     /// The sum of all ports' weights.
     weights: u64,
     /// The sum of what is guaranteed to all ports.
@@ -371,6 +369,7 @@ impl Scheduler {
             entitled_ahead: BTreeSet::new(),
             soon: BTreeSet::new(),
             gone: BTreeMap::new(),
+            now_ns: 0,
             weights: 0,
             guaranteed: 0,
             uplink: None,
@@ -391,19 +390,21 @@ impl Scheduler {
         self.uplink = rate.map(|rate| self.bucket(rate, now_ns));
     }
 
-    /// What the interface may owe before no frame goes ahead.
+    /// What the interface may owe before no frame goes ahead: more than a segment of the most bytes leaves, so none holds up what goes ahead.
     fn ahead_debt(&self) -> u64 {
-        let rate =
-            self.uplink.as_ref().filter(|_| self.turns == Turns::Bytes).map_or(0, |uplink| uplink.rate);
-        let in_time = u128::from(rate) * u128::from(AHEAD_NS) / 1_000_000_000;
-        u64::try_from(in_time).unwrap_or(u64::MAX).min(AHEAD_DEBT_MAX) + AHEAD_DEBT_MIN
+        let of_segment = match self.turns {
+            Turns::Frames => 0,
+            Turns::Bytes => wire_bytes_max(self.most_at_once),
+        };
+        of_segment.saturating_add(AHEAD_DEBT)
     }
 
     /// Adds a port, or changes its share. It keeps what it owes.
     pub fn set(&mut self, now_ns: u64, id: PortId, share: Share) {
         let turns = self.turns;
-        let before = self.gone.remove(&id);
-        let owed = before.as_ref().map_or(0, |before| self.left_by(before, now_ns));
+        let gone = self.gone.remove(&id);
+        let owed = gone.as_ref().map_or(0, |(gone_ns, before)| self.left_by(before, *gone_ns, now_ns));
+        let before = gone.map(|(_, before)| before);
         let known = self.ports.get(usize::from(id.0)).and_then(Option::as_ref).or(before.as_ref());
         let of_rate = |rate: u64, before: Option<Bucket>| {
             before.filter(|before| before.rate == rate).unwrap_or_else(|| self.bucket(rate, now_ns))
@@ -454,8 +455,8 @@ impl Scheduler {
 
     /// What a port takes over of what another one owes that had its number before: one segment of the most bytes, or of the most frames, at most, since
     /// that may have been somebody else's; nothing after a while.
-    fn left_by(&self, before: &Port, now_ns: u64) -> i64 {
-        if now_ns.saturating_sub(before.allowance.at_ns) > DEBT_MEMORY_NS {
+    fn left_by(&self, before: &Port, gone_ns: u64, now_ns: u64) -> i64 {
+        if now_ns.saturating_sub(gone_ns) > DEBT_MEMORY_NS {
             return 0;
         }
         let most = match self.turns {
@@ -482,7 +483,7 @@ impl Scheduler {
         self.pause(id);
         self.forget_share(id);
         if let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::take) {
-            self.gone.insert(id, port);
+            self.gone.insert(id, (self.now_ns, port));
         }
     }
 
@@ -603,7 +604,7 @@ impl Scheduler {
     /// The allowance is two full frames. It grows at the rate of the port's part, which is what is not guaranteed to anybody, by weight among
     /// all ports, also those that send nothing. So a port that sends less than its part waits for no segment of other ports. What goes ahead
     /// is owed like all else and paid for by turns, so no port has more of the interface than by its turns. Frames go ahead until the
-    /// interface's bucket owes what `AHEAD_NS` says.
+    /// interface's bucket owes a segment of the most bytes and four full frames.
     pub fn frame_waits(&mut self, now_ns: u64, id: PortId, bytes: u64) {
         self.fill_allowance(now_ns, id);
         if let Some(port) = self.port(id) {
@@ -747,6 +748,7 @@ impl Scheduler {
 
     /// What to do next.
     pub fn next(&mut self, now_ns: u64) -> Next {
+        self.now_ns = self.now_ns.max(now_ns);
         self.lateness.back(now_ns);
         let next = self.decide(now_ns);
         self.lateness.expected = match next {

@@ -1,4 +1,5 @@
-//! Who has pipes to an owner: ports of other machines, from their first word until they have gone.
+//! The sessions of an owner with ports of other machines, which have pipes to it: from the greeting of a port until it has
+//! gone.
 //!
 //! ```text
 //!   greeting ─► refused
@@ -6,70 +7,71 @@
 //!                  └─────► ended: has attached none in time
 //! ```
 //!
-//! One node has at most [`SESSIONS_MAX_OF_NODE`], and all nodes of one key [`SESSIONS_MAX_OF_KEY`], so that the others are let
-//! in as long as there are any. A process that attaches a port is a node of its own: one machine, or one key, may have several.
+//! One node has at most [`SESSIONS_MAX_OF_NODE`] sessions, and all nodes of one key have at most [`SESSIONS_MAX_OF_KEY`], so
+//! that one key cannot take all sessions. Each process that attaches a port is a node of its own, so one machine, or one key,
+//! may have several nodes.
 
 use std::collections::BTreeMap;
 
-/// Of what is said between owner and port.
+/// Version of the letters between owner and port.
 pub const VERSION: u16 = 1;
-/// The most sessions, each of which has two rings at the owner.
+/// Most sessions of an owner, which has two rings for each.
 pub const SESSIONS_MAX: usize = 256;
-/// Of those of one node.
+/// Most sessions of one node.
 pub const SESSIONS_MAX_OF_NODE: usize = 16;
-/// Of those of one key.
+/// Most sessions of all nodes of one key together.
 pub const SESSIONS_MAX_OF_KEY: usize = 64;
-/// How long one may take to say which port it is.
+/// How long a session may take until its port is attached.
 pub const ATTACH_TIMEOUT_NS: u64 = 5_000_000_000;
-/// How often it is looked which nodes are still there.
+/// How often an owner checks which nodes are still there.
 pub const CHECK_INTERVAL_NS: u64 = 1_000_000_000;
 
-/// The first word of a port.
+/// The first message of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// Whose it is.
+    /// The port's node.
     pub node: u32,
     /// The key that its node has proved.
     pub proved: Option<[u8; 32]>,
-    /// Of what it says.
+    /// Version of the letters that the port sends.
     pub version: u16,
-    /// Of its ring.
+    /// Length of the port's ring.
     pub ring_bytes: u32,
-    /// Whether the ring can be where it says.
+    /// Whether the ring's address and length are possible.
     pub has_place: bool,
 }
 
-/// How a node stands now.
+/// Whether a node is there, and may attach ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// It is heard.
+    /// Its link is not lost.
     pub is_there: bool,
     /// The list of keys permits it to attach ports.
     pub is_permitted: bool,
 }
 
-/// Why there is no session.
+/// Why a port gets no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unwelcome {
-    /// It speaks otherwise.
+    /// The port uses another version of the letters.
     #[error("this is version {VERSION} of the letters, not {0}")]
     Version(u16),
-    /// Its ring is none, or of another size.
+    /// The port's ring has an impossible address or another size.
     #[error("a ring has {0} bytes")]
     Ring(u32),
-    /// It has gone meanwhile.
+    /// The port's node has gone meanwhile.
     #[error("its node has gone")]
     Gone,
-    /// It may not.
+    /// The port's node may not attach ports.
     #[error("the list of keys does not permit it to attach ports: add may=port to its line")]
     NotPermitted,
-    /// There are too many.
+    /// There are too many sessions.
     #[error("there are {SESSIONS_MAX} ports of other machines already")]
     Full,
-    /// It has too many.
+    /// The port's node has too many sessions.
     #[error("a node has at most {SESSIONS_MAX_OF_NODE} ports")]
     NodeFull,
-    /// All nodes of its key together do.
+    /// All nodes with the key of the port's node together have too many sessions.
     #[error("the nodes of one key have at most {SESSIONS_MAX_OF_KEY} ports")]
     KeyFull,
 }
@@ -82,7 +84,7 @@ struct Session {
     has_attached: bool,
 }
 
-/// All of an owner.
+/// All sessions of an owner.
 #[derive(Debug)]
 pub struct Sessions {
     ring_bytes: u32,
@@ -91,15 +93,15 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// None yet; rings have that size.
+    /// No sessions yet. All rings are to have this size.
     pub fn new(ring_bytes: u32) -> Self {
         Self { ring_bytes, all: BTreeMap::new(), checked_ns: 0 }
     }
 
-    /// A port greets: it has a session by this key, which no other one has had.
+    /// Begins a session for a port that greets. `key` names the session and must not have been used before.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the port gets no session.
     pub fn greet(
         &mut self,
         now_ns: u64,
@@ -134,19 +136,19 @@ impl Sessions {
         Ok(())
     }
 
-    /// The port of this session is attached.
+    /// Records that the port of this session is attached.
     pub fn attached(&mut self, key: u64) {
         if let Some(session) = self.all.get_mut(&key) {
             session.has_attached = true;
         }
     }
 
-    /// The session has ended. False: there is none of this key.
+    /// Removes a session that has ended. Returns false if there is none of this key.
     pub fn ended(&mut self, key: u64) -> bool {
         self.all.remove(&key).is_some()
     }
 
-    /// Whose it is.
+    /// The node of a session.
     pub fn node(&self, key: u64) -> Option<u32> {
         self.all.get(&key).map(|session| session.node)
     }
@@ -156,8 +158,8 @@ impl Sessions {
         now_ns.saturating_sub(self.checked_ns) >= CHECK_INTERVAL_NS
     }
 
-    /// Those that are to be ended now, as the nodes stand with which they began, by their keys: one that has come back since
-    /// is another one.
+    /// The keys of the sessions that are to be ended now. `standing` tells, by a session's key, the standing of the node with
+    /// which the session began. A node that has come back since counts as a different one.
     pub fn overdue(&mut self, now_ns: u64, standing: impl Fn(u64) -> Standing) -> Vec<u64> {
         self.checked_ns = now_ns;
         let is_overdue = |(key, session): &(&u64, &Session)| {

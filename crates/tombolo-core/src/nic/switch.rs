@@ -1,8 +1,9 @@
-//! Where a frame goes: ports of one machine and the uplink, by destination address, and what a port may send.
+//! Decides where a frame goes (to ports, to the uplink), by its destination address, and what a port may send.
 //!
-//! The switch learns no addresses from frames. Each port has one hardware address, given to [`Switch::set`]; what is for
-//! no port goes to the uplink, and what comes from there for no port is dropped and counted. Broadcasts and multicasts are
-//! copied. A frame whose source is not its port's own address is dropped: no port can be taken for another.
+//! The switch learns no addresses from frames. Each port has one hardware address, given to [`Switch::set`]. A frame from a
+//! port to an address that no port has goes to the uplink. Such a frame from the uplink is dropped and counted. Broadcasts
+//! and multicasts are copied. A frame whose source is not its port's own address is dropped, so that no port can pose as
+//! another.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,19 +27,19 @@ pub enum Origin {
 /// Whether ports reach each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// They do, without the uplink.
+    /// Ports reach each other directly, without the uplink.
     #[default]
     Bridge,
-    /// They reach the uplink only.
+    /// Ports reach the uplink only.
     Private,
 }
 
-/// To which virtual networks a port belongs.
+/// The virtual networks to which a port belongs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vlans {
-    /// To one, of whose tag it sees nothing; 0: the untagged one.
+    /// One virtual network, whose tag the port does not see. 0: the untagged network.
     Access(u16),
-    /// It is trusted with tags: it sends and gets frames with these, and untagged ones if 0 is among them.
+    /// Several virtual networks: the port sends and gets frames with these tags, and untagged frames if 0 is among them.
     Trunk(BTreeSet<u16>),
 }
 
@@ -48,30 +49,30 @@ impl Default for Vlans {
     }
 }
 
-/// What a port is, and may do.
+/// A port's address and virtual networks, and what it may send and get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Its hardware address.
     pub mac: Mac,
     /// Its virtual networks.
     pub vlans: Vlans,
-    /// Its network addresses, if it may have no others: it can neither send from others nor claim them (ARP, neighbour
-    /// discovery), and it cannot hand addresses or routes to the others (DHCP, router advertisements). It can send nothing but ARP,
-    /// IPv4 and IPv6.
+    /// If set, the only network addresses of the port, besides the link-local address of `mac`. The port can neither send from
+    /// other addresses nor claim them (ARP, neighbour discovery), and it cannot hand out addresses or routes (DHCP, router
+    /// advertisements). It can send ARP, IPv4 and IPv6 only.
     pub addresses: Option<BTreeSet<IpAddr>>,
-    /// It gets frames for others, too, of its virtual networks.
+    /// The port also gets the frames for other ports of its virtual networks.
     pub is_promiscuous: bool,
-    /// The multicast groups that it gets; `None`: all.
+    /// The multicast groups whose frames the port gets. `None`: all groups.
     pub groups: Option<BTreeSet<Mac>>,
 }
 
 impl Rules {
-    /// A port with this address that may do what an ordinary one may.
+    /// The rules of an ordinary port with this hardware address.
     pub fn new(mac: Mac) -> Self {
         Self { mac, vlans: Vlans::default(), addresses: None, is_promiscuous: false, groups: None }
     }
 
-    /// Whether it belongs to a virtual network.
+    /// Whether the port belongs to a virtual network.
     fn is_in(&self, vlan: u16) -> bool {
         match &self.vlans {
             Vlans::Access(own) => *own == vlan,
@@ -80,37 +81,38 @@ impl Rules {
     }
 }
 
-/// Why a frame is dropped.
+/// Why the switch drops a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// It is shorter than its headers, or cannot be read where it must be.
+    /// The frame is shorter than its headers, or a part that must be checked cannot be parsed.
     Malformed,
-    /// It is longer than its port's MTU.
+    /// The frame is longer than its port's MTU.
     TooLong,
-    /// Its offload header does not fit it.
+    /// The offload header does not fit the frame.
     BadOffload,
-    /// Its source is not its port's hardware address, or no address of one.
+    /// The frame's source, or a hardware address that it claims, is not its port's, or the source is not the address of a
+    /// single interface.
     WrongSource,
-    /// It speaks for a network address that is not its port's.
+    /// The frame speaks for a network address that is not its port's.
     WrongAddress,
-    /// It hands out addresses or routes, which is not its port's to do.
+    /// The frame hands out addresses or routes, which its port may not do.
     NotItsToOffer,
-    /// It is of a protocol for which addresses say nothing, and its port has some that it may not leave.
+    /// The frame is not ARP, IPv4 or IPv6, and its port is restricted to its network addresses.
     OtherProtocol,
-    /// It has a tag that its port may not use.
+    /// The frame has a tag that its port may not use.
     WrongVlan,
-    /// Nobody has its destination.
+    /// The frame has no receiver, for instance since it came from the uplink and no port has its destination address.
     Unknown,
-    /// It is for another port, which its own may not reach.
+    /// The frame is for another port, which its own port may not reach.
     Private,
-    /// It came from outside with the address of a port of its virtual network.
+    /// The frame came from the uplink with the source address of a port of its virtual network.
     CameBack,
-    /// It asks for flow control or another thing that ends at each link.
+    /// The frame is for a protocol between the two ends of one link, such as flow control.
     LinkLocal,
 }
 
 impl Refusal {
-    /// All of them, in the order of their numbers.
+    /// All refusals, in the order of their numbers.
     pub const ALL: [Self; 12] = [
         Self::Malformed,
         Self::TooLong,
@@ -126,7 +128,7 @@ impl Refusal {
         Self::LinkLocal,
     ];
 
-    /// What statistics call it.
+    /// The name of the refusal in statistics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
@@ -155,37 +157,37 @@ impl From<BadOffload> for Refusal {
     }
 }
 
-/// Who gets a frame, of one virtual network. To be used again for the next frame.
+/// The receivers of a frame, and its virtual network. The value is reused for the next frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Targets {
-    /// These ports.
+    /// The ports that get the frame.
     pub ports: Vec<PortId>,
-    /// The network outside.
+    /// Whether the uplink gets the frame.
     pub uplink: bool,
-    /// The virtual network: 0, or the tag with which it goes to the uplink and to trunks.
+    /// The virtual network: 0, or the number of the frame's tag at the uplink and at trunks.
     pub vlan: u16,
-    /// The number of its own tag, if it has one.
+    /// The number of the tag with which the frame came, if any.
     pub own_tag: Option<u16>,
-    /// What it is on the wire, where the exchange has asked for the targets.
+    /// The frame's size on the wire, if the exchange has asked for the targets.
     pub wire: Wire,
 }
 
 /// What happens to a frame's tag on its way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tag {
-    /// It stays as it is.
+    /// The tag, or its absence, stays as it is.
     #[default]
     Keep,
-    /// This one is put in.
+    /// A tag with this number is put in.
     Insert(u16),
-    /// This one comes in its place.
+    /// The tag's number is replaced by this one.
     Replace(u16),
-    /// It is taken out.
+    /// The tag is taken out.
     Remove,
 }
 
 impl Targets {
-    /// What becomes of the tag where the frame goes out with one (`true`: the uplink, trunks) or without.
+    /// What happens to the tag at a receiver that wants tags (`true`: the uplink, trunks) or does not.
     pub fn tag(&self, wants_tag: bool) -> Tag {
         match (self.own_tag, Some(self.vlan).filter(|vlan| wants_tag && *vlan != 0)) {
             (None, None) => Tag::Keep,
@@ -203,16 +205,17 @@ pub struct Switch {
     mode: Mode,
     ports: Vec<Option<Rules>>,
     by_mac: Lookup<Mac, PortId>,
-    /// The ports of each virtual network that see no tags, and those that see some.
+    /// The ports that see no tags, by virtual network (`access`), and the ports that see tags (`trunks`).
     access: BTreeMap<u16, BTreeSet<PortId>>,
     trunks: BTreeSet<PortId>,
-    /// The ports that get each multicast group, those that get all, and those that get everything.
+    /// The ports that get certain multicast groups, by group (`by_group`), the ports that get all groups (`all_groups`), and the
+    /// ports that get all frames of their virtual networks (`promiscuous`).
     by_group: BTreeMap<Mac, BTreeSet<PortId>>,
     all_groups: BTreeSet<PortId>,
     promiscuous: BTreeSet<PortId>,
 }
 
-/// Puts a port into a set of a table, or takes it out; a set without ports is gone.
+/// Puts a port into the set at `key`, or takes it out. A set that becomes empty is removed from the table.
 fn put<Key: Ord>(table: &mut BTreeMap<Key, BTreeSet<PortId>>, key: Key, id: PortId, is_in: bool) {
     let ports = table.entry(key);
     match ports {
@@ -227,13 +230,13 @@ fn put<Key: Ord>(table: &mut BTreeMap<Key, BTreeSet<PortId>>, key: Key, id: Port
     }
 }
 
-/// A port cannot have these rules.
+/// Why a port cannot have certain rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRules {
-    /// Another port has the address.
+    /// Another port has the hardware address.
     #[error("another port has the address {0}")]
     MacInUse(Mac),
-    /// It is no address of one interface.
+    /// The hardware address is not that of a single interface.
     #[error("{0} is no address of an interface: it is zero, or that of a group")]
     NotOne(Mac),
     /// There is no such virtual network.
@@ -312,16 +315,16 @@ impl Switch {
         self.ports.get(usize::from(id.0))?.as_ref()
     }
 
-    /// Where a frame goes. `targets` is overwritten.
+    /// Decides where a frame goes. `targets` is overwritten.
     ///
     /// # Errors
-    /// [`Refusal`]: nowhere.
+    /// [`Refusal`]: the frame is dropped.
     pub fn forward(&self, from: Origin, bytes: &[u8], targets: &mut Targets) -> Result<(), Refusal> {
         targets.ports.clear();
         (targets.uplink, targets.vlan, targets.own_tag) = (false, 0, None);
         let frame = Frame::parse(bytes).ok_or(Refusal::Malformed)?;
         targets.own_tag = frame.vlan;
-        // A tag that is taken out must not bring another one to light.
+        // Taking out a tag that has only a priority must not expose an inner tag.
         let is_priority = frame.vlan == Some(0);
         if frame.has_provider_tag || (is_priority && frame.has_inner_tag) {
             return Err(Refusal::WrongVlan);
@@ -336,7 +339,7 @@ impl Switch {
             Origin::Uplink => {
                 let vlan = frame.vlan.unwrap_or(0);
                 let owner = self.by_mac.get(&frame.source).and_then(|id| self.rules(*id));
-                // What is in another virtual network with that address is another one.
+                // In another virtual network, the same address belongs to a different interface.
                 if owner.is_some_and(|rules| rules.is_in(vlan)) {
                     return Err(Refusal::CameBack);
                 }
@@ -351,10 +354,10 @@ impl Switch {
         self.find_targets(from, &frame, targets)
     }
 
-    /// Candidates for a frame to this address, without the address's own port. Some may turn out to be in another virtual network or
-    /// group, and a port may come twice.
+    /// The ports that may get a frame to this address, without the port that has the address. Some of them may be in another
+    /// virtual network or group, and a port may occur twice.
     fn candidates(&self, to: Mac, vlan: u16) -> impl Iterator<Item = PortId> {
-        // A group's members, or those of the virtual network, whichever are fewer.
+        // The members of the group or those of the virtual network, whichever are fewer.
         let members = self.by_group.get(&to).map_or(0, BTreeSet::len) + self.all_groups.len();
         let in_network = self.access.get(&vlan).map_or(0, BTreeSet::len) + self.trunks.len();
         let is_multicast = to.is_group() && to != Mac::BROADCAST;
@@ -375,7 +378,7 @@ impl Switch {
         let may_reach_ports = from_port.is_none() || self.mode == Mode::Bridge;
         let owner = self.by_mac.get(&frame.destination).copied();
         let owner = owner.filter(|id| self.rules(*id).is_some_and(|rules| rules.is_in(targets.vlan)));
-        // What comes back to its own port is for nobody else, either.
+        // A frame to its own port's address is refused as `Unknown`, not as `Private`: it is not for another port.
         let is_private =
             owner.is_some_and(|owner| from_port.is_some() && !may_reach_ports && Some(owner) != from_port);
         if may_reach_ports {
@@ -415,7 +418,7 @@ fn vlan_of(rules: &Rules, frame: &Frame<'_>) -> Result<u16, Refusal> {
     }
 }
 
-/// What a port sends is its own.
+/// Checks that a frame speaks only for the addresses of the port that sends it.
 fn check_source(rules: &Rules, frame: &Frame<'_>) -> Result<(), Refusal> {
     if frame.source != rules.mac {
         return Err(Refusal::WrongSource);
@@ -441,7 +444,7 @@ fn check_source(rules: &Rules, frame: &Frame<'_>) -> Result<(), Refusal> {
 mod tests {
     use super::*;
 
-    /// A frame for one port, or for a group of few, looks at few of a thousand.
+    /// For a frame to one port or to a small group, the switch looks at few of a thousand ports.
     #[test]
     fn a_frame_looks_at_the_ports_that_may_get_it() {
         let mut switch = Switch::new(Mode::Bridge);

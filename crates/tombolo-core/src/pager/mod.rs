@@ -1,5 +1,5 @@
-//! What a pager knows and decides: the state of each page of a program, which page
-//! goes next, and what to fetch ahead. Where far pages lie, [`crate::store`] knows.
+//! What a pager knows and decides: the state of each page of a program, which page is evicted next, and what to fetch
+//! ahead. Where far pages are stored is known to [`crate::store`].
 //!
 //! [`Table`] is the machine: the driver tells it what the kernel reports (faults,
 //! forks, ranges that were discarded, unmapped or moved) and how operations ended,
@@ -11,8 +11,9 @@
 //!                           +-- Store, Replacement, Prefetch
 //! ```
 //!
-//! [`Eviction`] decides when pages leave; it is told of room, waiting faults, agents and the time. [`batch`] is what a page on its way out
-//! goes through, and [`UnderWay`] says what of a space may be on its way out at once.
+//! [`Eviction`] decides when pages leave, from the room, the waiting faults, the agents' commands and the time.
+//! [`batch`] describes the way of a page out of the program, and [`UnderWay`] says what of a space may be on its way
+//! out at once.
 
 pub mod batch;
 mod eviction;

@@ -19,9 +19,8 @@
 //! *Fetching* ends when the far side answers or is given up. Where far memory is
 //! directly reachable, a page goes from *Remote* to *Resident* at once.
 //!
-//! These three are *operations*: they end later, with an outcome. What the program
-//! does to the page meanwhile is noted (*discarded*, or moved elsewhere by `mremap`),
-//! and settled when the operation ends.
+//! *EvictCopy*, *EvictDrop* and *Fetching* are *operations*: they end later, with an outcome. What the program does to
+//! the page meanwhile is noted (*discarded*, or moved elsewhere by `mremap`), and settled when the operation ends.
 
 use super::frames::Frame;
 
@@ -31,7 +30,7 @@ pub type Page = u64;
 /// Size of a page in bytes.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// The states of the diagram above.
+/// The states of a page: see the diagram in the module's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
@@ -47,7 +46,7 @@ pub enum State {
     EvictCopy = 5,
     /// Saved, being unmapped.
     EvictDrop = 6,
-    /// Was with a lender that is gone.
+    /// Its contents are lost, as when the lender that had them is gone.
     Lost = 7,
 }
 
@@ -58,13 +57,13 @@ const QUEUED: u64 = 1 << 5;
 const DISCARD: u64 = 1 << 6;
 const REFERENCED: u64 = 1 << 7;
 const WRITABLE: u64 = 1 << 8;
-/// Of a page that is resident or being evicted; [`WRITABLE`] is of one that is being fetched.
+/// Of a page that is resident or being evicted. In a page that is being fetched, this bit is [`WRITABLE`].
 const SHARED: u64 = 1 << 8;
 const KEPT: u64 = 1 << 9;
-/// Of a page that is resident; [`KEPT`] is of one that is being evicted.
+/// Of a page that is resident. In a page that is being evicted, this bit is [`KEPT`].
 const VERIFIED: u64 = 1 << 9;
 const FOLLOWER: u64 = 1 << 13;
-/// Of a page that is resident; [`FOLLOWER`] is of one that is being evicted.
+/// Of a page that is resident. In a page that is being evicted, this bit is [`FOLLOWER`].
 const PROTECTED: u64 = 1 << 13;
 const LIVES_SHIFT: u32 = 10;
 const LIVES_MASK: u64 = 7;
@@ -72,7 +71,8 @@ const SLOT_SHIFT: u32 = 14;
 const SLOT_BITS: u64 = 32;
 const AGE_SHIFT: u32 = 46;
 
-/// Wraps around: a coarse clock of evictions, for telling soon from late.
+/// Mask of the coarse clock of evictions, which wraps around. A page's age on it tells whether the page came back soon
+/// or late.
 pub const AGE_MASK: u64 = (1 << (64 - AGE_SHIFT)) - 1;
 
 /// Most lives a page can have.
@@ -108,7 +108,7 @@ impl Entry {
         (self.0 & HAS_SLOT != 0).then_some((self.0 >> SLOT_SHIFT) as u32)
     }
 
-    /// With this slot, or none.
+    /// The same page with this slot, or none.
     #[must_use]
     pub fn with_slot(self, slot: Option<u32>) -> Self {
         let cleared = self.0 & !(((1 << SLOT_BITS) - 1) << SLOT_SHIFT) & !HAS_SLOT;
@@ -118,7 +118,7 @@ impl Entry {
         })
     }
 
-    /// The frame that a resident page shares with other spaces, if it does.
+    /// The frame that a resident page shares with other spaces, if it shares one.
     pub fn frame(self) -> Option<Frame> {
         (self.state() == State::Resident && self.0 & SHARED != 0).then_some((self.0 >> SLOT_SHIFT) as Frame)
     }
@@ -130,40 +130,41 @@ impl Entry {
         Self(shared.0 | SHARED | u64::from(frame) << SLOT_SHIFT)
     }
 
-    /// A resident page is write-protected, as far as is known: its slot has its contents, or it was protected for a fork.
+    /// Whether a resident page is write-protected, as far as is known: because its slot has its contents, or for a
+    /// fork.
     pub fn is_protected(self) -> bool {
         self.state() == State::Resident && self.0 & (HAS_SLOT | PROTECTED | VERIFIED) != 0
     }
 
-    /// A resident page has been write-protected.
+    /// The same page, resident, now write-protected.
     #[must_use]
     pub fn with_protection(self) -> Self {
         Self(self.0 | PROTECTED)
     }
 
-    /// A resident page that shares a frame: its own from now on, with this slot.
+    /// The same resident page, which does not share its frame any more, with this slot, or none.
     #[must_use]
     pub fn with_own_page(self, slot: Option<u32>) -> Self {
         Self(self.0 & !(SHARED | VERIFIED | PROTECTED)).with_slot(slot)
     }
 
-    /// A resident page's eviction has begun. Where it shares a frame, room is counted with that.
+    /// The same page, whose eviction has begun. If it shares a frame, its room is counted with the frame.
     #[must_use]
     pub fn with_eviction(self, state: State, slot: Option<u32>) -> Self {
         self.with_slot(slot).with_state(state).with_kept(false).with_follower(false).with_referenced(false)
     }
 
-    /// While it is evicted: room is counted with the frame that it shares.
+    /// Whether the page is being evicted and its room is counted with the frame that it shares.
     pub fn is_counted_with_frame(self) -> bool {
         matches!(self.state(), State::EvictCopy | State::EvictDrop) && self.0 & SHARED != 0
     }
 
-    /// How often it is still spared when its turn comes.
+    /// How often the page is still spared when its turn to leave comes.
     pub fn lives(self) -> u8 {
         (self.0 >> LIVES_SHIFT & LIVES_MASK) as u8
     }
 
-    /// With so many lives, at most [`LIVES_MAX`].
+    /// The same page with this number of lives, at most [`LIVES_MAX`].
     #[must_use]
     pub fn with_lives(self, lives: u8) -> Self {
         let lives = u64::from(lives.min(LIVES_MAX));
@@ -175,7 +176,7 @@ impl Entry {
         self.0 >> AGE_SHIFT
     }
 
-    /// With this eviction time.
+    /// The same page with this eviction time.
     #[must_use]
     pub fn with_age(self, age: u64) -> Self {
         Self(self.0 & !(AGE_MASK << AGE_SHIFT) | (age & AGE_MASK) << AGE_SHIFT)
@@ -209,13 +210,13 @@ flag! {
     is_discarded with_discarded DISCARD;
     /// The page was used again since it was queued.
     is_referenced with_referenced REFERENCED;
-    /// While it is fetched: a write waits for it, so it is to be mapped writable.
+    /// While the page is fetched: a write waits for it, so it is to be mapped writable.
     is_writable with_writable WRITABLE;
-    /// While it is evicted: it stays mapped until its contents are safe.
+    /// While the page is evicted: it stays mapped until its contents are safe.
     is_kept with_kept KEPT;
-    /// While it is evicted: the eviction is that of another space, of which this page is a copy.
+    /// While the page is evicted: it is a forked child's, and its eviction is that of the parent's page.
     is_follower with_follower FOLLOWER;
-    /// While resident and sharing a frame: protected by its slot when it was forked, or seen to be shared since it is protected.
+    /// While the page is resident and shares a frame: its slot protected it at the fork, or it was seen to be shared while protected.
     is_verified with_verified VERIFIED;
 }
 

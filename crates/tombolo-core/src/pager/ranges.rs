@@ -9,7 +9,7 @@ use super::page::Page;
 pub(super) struct Ranges(BTreeMap<Page, Page>);
 
 impl Ranges {
-    /// A range of its own, instead of whatever was there.
+    /// Inserts a range of its own, in place of whatever the set had there.
     pub(super) fn insert(&mut self, first: Page, end: Page) {
         self.cut(first, end);
         if first < end {
@@ -17,7 +17,7 @@ impl Ranges {
         }
     }
 
-    /// Adds pages, to the ranges before and behind them if there are any.
+    /// Adds pages. They are joined with the ranges directly before and behind them, if there are any.
     pub(super) fn add(&mut self, first: Page, end: Page) {
         if first >= end {
             return;
@@ -55,7 +55,7 @@ impl Ranges {
         }
     }
 
-    /// The range that a page is in.
+    /// The range that a page is in, if any.
     pub(super) fn around(&self, page: Page) -> Option<(Page, Page)> {
         let (&first, &end) = self.0.range(..=page).next_back()?;
         (page < end).then_some((first, end))
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(ranges.within(0, 200), [(0, 100)]);
     }
 
-    /// What is asked for again and again goes from one range to the next.
+    /// A caller that asks again from the end of what it got comes from one range to the next.
     #[test]
     fn the_first_page_of_a_range_is_found() {
         let mut ranges = Ranges::default();

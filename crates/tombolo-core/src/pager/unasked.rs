@@ -1,30 +1,33 @@
-//! Pages that come without a thread that waits for them: the rest of a block of which one was touched, and where none may come.
+//! Pages that are mapped *unasked*, without a thread that waits for them: the rest of a block of which a thread has
+//! touched one page. Also ranges in which none may be mapped so.
 
 use std::collections::VecDeque;
 
 use super::page::Page;
 use super::ranges::Ranges;
 
-/// Ranges that the program has given up, of which is known that it uses none of their pages. It takes the kernel microseconds from telling of
-/// such a range until it is done.
+/// Most ranges that are remembered as given up by the program. Few are enough: the kernel has dropped the pages of such
+/// a range microseconds after it has reported it.
 const GIVEN_UP_MOST: usize = 64;
 
-/// What is put off, and what has been given up.
+/// Pages whose mapping is put off, and ranges that the program has given up.
 #[derive(Debug, Default)]
 pub struct Unasked {
     /// Pages that are to be mapped when no fault waits.
     later: Ranges,
-    /// Where the range begins that was put off last: it is the first to come.
+    /// Where the range begins that was put off last: it is mapped first.
     latest: Page,
-    /// Ranges that the program has given up last, and of which it has asked for no page since. The kernel reports such a range before it drops the
-    /// pages: one that the pager maps in between is dropped, too, without a report.
+    /// Ranges that the program has given up lately, and of which it has asked for no page since. The kernel reports
+    /// such a range before it drops the pages. So a page that the pager maps in between is dropped, too, without a
+    /// report.
     given_up: Ranges,
-    /// The ranges of these as they came, the oldest first.
+    /// These ranges in the order in which they were given up.
     order: VecDeque<(Page, Page)>,
 }
 
 impl Unasked {
-    /// The kernel is about to give a range up for the program: until a thread asks for a page there, none comes unasked.
+    /// The kernel is about to drop a range that the program gives up. Until a thread asks for a page there, none is
+    /// mapped unasked.
     pub fn give_up(&mut self, first: Page, end: Page) {
         if first >= end {
             return;
@@ -38,24 +41,25 @@ impl Unasked {
         }
     }
 
-    /// A thread of the program has asked for a page: what was given up there is.
+    /// A thread of the program has asked for a page: if the program had given up a range around it, the kernel has
+    /// dropped that by now.
     pub fn asked_for(&mut self, page: Page) {
         if let Some((first, end)) = self.given_up.around(page) {
             self.given_up.cut(first, end);
         }
     }
 
-    /// Whether a page may be given up just now.
+    /// Whether a page is in a range that the kernel may be about to drop.
     pub fn is_given_up(&self, page: Page) -> bool {
         self.given_up.around(page).is_some()
     }
 
-    /// Something else is in this range from now on: what was given up there is.
+    /// Something else is mapped in this range from now on: the kernel has dropped whatever was given up there.
     pub fn replaced(&mut self, first: Page, end: Page) {
         self.given_up.cut(first, end);
     }
 
-    /// A handler is to map these pages when it finds no fault.
+    /// Puts pages off: a handler is to map them when it finds no fault.
     pub fn put_off(&mut self, first: Page, end: Page) {
         if first < end {
             self.latest = first;
@@ -68,8 +72,9 @@ impl Unasked {
         self.later.cut(first, end);
     }
 
-    /// The next pages that were put off, `most` at most, and that may come: the first, and how many; those that were put off last, and what
-    /// lies behind them, come first. They are not put off any more.
+    /// Takes the next run of pages that were put off and that may be mapped, `most` at most: its first page and its
+    /// length. The pages that were put off last, and those behind them, come first. Pages that may not be mapped are
+    /// passed over, and are not put off any more, either.
     pub fn next(&mut self, most: u32, may_come: impl Fn(&Self, Page) -> bool) -> Option<(Page, u32)> {
         loop {
             let latest =
@@ -90,7 +95,7 @@ impl Unasked {
         self.later.count() > 0
     }
 
-    /// Nothing is put off any more.
+    /// Forgets all pages that were put off.
     pub fn forget_put_off(&mut self) {
         self.later = Ranges::default();
     }

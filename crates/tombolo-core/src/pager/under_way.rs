@@ -1,11 +1,12 @@
 //! What is under way in one space: pages on their way out, and the command that its agent has.
 //!
-//! A *batch* is pages of a space that leave together. Their agent moves them to an *area* of their program's, and answers; then the driver
-//! reads them there and saves them. An agent has one command at a time, and there are [`AREAS`] areas: so while a batch is being saved, the
-//! agent can move the next one.
+//! A *batch* is a set of pages of a space that leave together. The space's agent moves them to an *area* of its
+//! program, and answers. Then the driver reads them there and saves them. An agent has one command at a time, and there
+//! are [`AREAS`] areas: while one batch is being saved, the agent can move the next one.
 //!
-//! A command by which the agent touches pages where they are is *alone*: it begins when nothing else is under way, and nothing begins until it has
-//! ended. Nothing begins, either, until a batch has ended of which the agent has pages to drop.
+//! A command by which the agent touches pages in their place is *alone*: it begins only when nothing else is under way,
+//! and nothing else begins until it has ended. If the agent has to drop pages of a batch, nothing else begins until
+//! that batch has ended, either.
 
 /// Areas of a space to which pages are moved.
 pub const AREAS: usize = 2;
@@ -15,7 +16,7 @@ pub const AREAS: usize = 2;
 pub struct Area {
     /// The number of the area.
     pub number: usize,
-    /// The number of areas, from that one on, that are emptied before: nothing that lies in them is needed.
+    /// The number of areas, from `number` on, that the agent empties first: nothing that lies in them is needed.
     pub emptied: usize,
 }
 
@@ -29,11 +30,11 @@ impl Area {
 /// What is under way in one space.
 #[derive(Clone, Debug, Default)]
 pub struct UnderWay {
-    /// The command that nothing may follow yet; 0: none.
+    /// The command that has to be answered, or ended, before another one may begin; 0: none.
     command: u32,
-    /// Areas that a batch has.
+    /// Areas that hold the pages of a batch.
     taken: [bool; AREAS],
-    /// Areas in which something lies, perhaps, that no batch needs any more.
+    /// Areas in which pages may lie that no batch needs any more.
     to_empty: [bool; AREAS],
 }
 
@@ -43,20 +44,21 @@ impl UnderWay {
         self.command
     }
 
-    /// Nothing is on its way out, and no agent has a command.
+    /// Whether nothing is on its way out and the agent has no command.
     pub fn is_nothing(&self) -> bool {
         self.command == 0 && self.taken == [false; AREAS]
     }
 
-    /// The agent can be told to move pages.
+    /// Whether the agent can be told to move pages.
     pub fn can_move(&self) -> bool {
         self.command == 0 && self.taken.contains(&false)
     }
 
-    /// The agent gets this command, not 0, to move the pages of a batch. Returns the area to which it moves them.
+    /// Begins a batch: the agent gets `command`, not 0, to move its pages. Returns the area to which it moves them;
+    /// `None`: no batch can begin now.
     pub fn begin(&mut self, command: u32) -> Option<Area> {
         let number = self.taken.iter().position(|taken| !taken).filter(|_| self.command == 0)?;
-        // The agent also empties the areas behind it that no batch has.
+        // The agent also empties the areas directly behind that hold only pages that no batch needs.
         let behind = self.taken.iter().zip(&self.to_empty).skip(number + 1);
         let emptied = 1 + behind.take_while(|(taken, to_empty)| !**taken && **to_empty).count();
         self.to_empty[number..number + emptied].fill(false);
@@ -66,7 +68,8 @@ impl UnderWay {
         Some(area)
     }
 
-    /// The agent gets this command, not 0, which has to be alone. Returns whether it is.
+    /// The agent gets `command`, not 0, which has to be alone. Returns false, and does nothing, if something else is
+    /// under way.
     pub fn begin_alone(&mut self, command: u32) -> bool {
         let is_alone = self.is_nothing();
         if is_alone {
@@ -75,20 +78,21 @@ impl UnderWay {
         is_alone
     }
 
-    /// The agent has answered this command, and has nothing more to do for its batch: the next can begin.
+    /// The agent has answered `command` and has nothing more to do for its batch: the next command can begin.
     pub fn answered(&mut self, command: u32) {
         if self.command == command {
             self.command = 0;
         }
     }
 
-    /// The agent gets another command for a batch whose last command was not said to be answered.
+    /// The agent gets `next` for the same batch as `command`, for which [`UnderWay::answered`] was not called.
     pub fn follow(&mut self, command: u32, next: u32) {
         debug_assert_eq!(self.command, command, "something else has begun");
         self.command = next;
     }
 
-    /// A batch has ended, whose last command this is, and where it was moved to.
+    /// A batch, or a command that was alone, has ended. `command`: its last command. `area`: where its pages were moved
+    /// to, if they were.
     pub fn ended(&mut self, command: u32, area: Option<Area>) {
         self.answered(command);
         if let Some(taken) = area.and_then(|area| self.taken.get_mut(area.number)) {

@@ -10,53 +10,52 @@ use tombolo_wire::{
 /// One thing to do, from [`crate::rdma::Engine::poll`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Read the block's bytes from memory and send them in packets. If its
-    /// source cannot be read, say so with `source_refused`.
+    /// Read the block's bytes from memory and send them in packets. If its source cannot be read, call
+    /// `source_refused`.
     SendBlock(Block),
     /// Send this packet; it has no payload.
     Send {
-        /// To whom.
+        /// The peer to send it to.
         peer: PeerId,
-        /// By which link.
+        /// The path to send it by.
         path: PathId,
-        /// What; see [`Packet::emit`].
+        /// The packet, see [`Packet::emit`].
         packet: Packet<'static>,
     },
-    /// Write two words to memory, the first before the last, then call
-    /// `notified` or `notification_refused`.
+    /// Write two words to memory, the first before the second, then call `notified` or `notification_refused`.
     WriteNotification(NotificationWrite),
-    /// A transfer is over; tell the program.
+    /// A transfer has ended: tell the program.
     Complete(Completion),
 }
 
 /// A block to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// To whom.
+    /// The peer to send it to.
     pub peer: PeerId,
-    /// By which link.
+    /// The path to send it by.
     pub path: PathId,
-    /// Whose memory at the peer.
+    /// Domain of the memory at the peer. In an answer to a read: the domain that the read names.
     pub domain: Domain,
-    /// Whose memory here.
+    /// Domain of the memory here.
     pub own_domain: Domain,
-    /// Where the bytes are, here.
+    /// Address of its bytes here.
     pub source_address: u64,
-    /// Where they go, at the peer.
+    /// Address at the peer that its bytes go to.
     pub destination_address: u64,
-    /// How many.
+    /// Its length.
     pub length_bytes: u32,
-    /// The slot that waits for the answer.
+    /// The transaction slot that waits for the answer.
     pub transaction: TransactionId,
-    /// Which block in that slot.
+    /// Distinguishes successive blocks in that slot.
     pub generation: Generation,
-    /// Which transmission.
+    /// Distinguishes the block's transmissions.
     pub attempt: Attempt,
-    /// The read it answers.
+    /// The peer's read that it answers, if any.
     pub in_reply_to: Option<RequestId>,
-    /// On whose behalf it is written.
+    /// The node on whose behalf it is written.
     pub asker: Asker,
-    /// Given when its transfer was posted; of no meaning if it answers a read.
+    /// The number given when its transfer was posted. Meaningless if the block answers a read.
     pub user: u64,
     /// Its notification.
     pub notification: BlockNotification,
@@ -66,21 +65,20 @@ pub struct Block {
 /// How the notification of a block travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockNotification {
-    /// The block has none: not the last one, or none was asked for.
+    /// The block has none: it is not its transfer's last, or the transfer has no notification.
     None,
-    /// Apart: behind the block, with a list of those it has to come after, or when the other blocks of the
-    /// transfer are acknowledged.
+    /// Sent separately: behind the block, with a list of the earlier blocks that it has to be written after, or
+    /// when the other blocks of the transfer are acknowledged.
     Later,
-    /// With the last packet of the block.
+    /// In the last packet of the block.
     Now(Notification),
 }
 
 impl Block {
-    /// The headers of the packets this block is sent in, with at most
-    /// `max_payload_bytes` of it each (rounded down to whole granules of 256
-    /// bytes, and at least one). Packet `i` has the bytes at `source_address +
-    /// header.offset_bytes`, `header.payload_bytes` of them. An empty block is
-    /// one packet without payload.
+    /// Headers of the packets that carry this block. A packet has at most `max_payload_bytes` of the block,
+    /// rounded down to whole granules of 256 bytes, but at least one granule. Its payload is the
+    /// `header.payload_bytes` bytes at `source_address + header.offset_bytes`. An empty block is one packet
+    /// without payload.
     #[must_use]
     pub fn packets(&self, max_payload_bytes: u32) -> Packets {
         let payload_bytes = (max_payload_bytes / GRANULE_BYTES * GRANULE_BYTES).max(GRANULE_BYTES);
@@ -131,47 +129,47 @@ impl Iterator for Packets {
     }
 }
 
-/// Two words to be written. Hand it back when they are.
+/// The two words of a notification, to be written to memory. Hand this back when they are written or refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the sender waits until this is handed back to `notified` or `notification_refused`"]
 pub struct NotificationWrite {
-    /// Whose memory, here.
+    /// Domain of the memory here.
     pub domain: Domain,
-    /// Where, and what.
+    /// The words and their address.
     pub words: Notification,
-    /// Whose transfer it ends.
+    /// The peer that sends the notification.
     pub peer: PeerId,
-    /// On whose behalf that peer writes.
+    /// The node on whose behalf that peer writes.
     pub asker: Asker,
-    /// The own read it ends, if any.
+    /// This node's read that it ends, if any.
     pub read: Option<TransferId>,
-    /// Given when that read was posted.
+    /// The number given when that read was posted.
     pub user: u64,
     pub(crate) epoch: u32,
     pub(crate) slot: u16,
     pub(crate) generation: Generation,
 }
 
-/// Bytes to be placed. Hand it back, once, whatever happens: until then its
-/// block cannot end and a failed read of it cannot complete.
+/// Bytes of a packet, to be copied to memory. Hand this back exactly once, whatever happens: until then its
+/// block cannot end, and a read that it answers cannot complete, even if the read has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the block waits until this is handed back to `placed` or `refused`"]
 pub struct Placement {
-    /// Whose memory, here.
+    /// Domain of the memory here.
     pub domain: Domain,
     /// Where the packet's payload goes.
     pub address: u64,
     /// How many bytes.
     pub length_bytes: u32,
-    /// Who sends them.
+    /// The peer that sends them.
     pub peer: PeerId,
-    /// On whose behalf.
+    /// The node on whose behalf the peer sends them.
     pub asker: Asker,
-    /// The own read they answer, if any.
+    /// This node's read that they answer, if any.
     pub read: Option<TransferId>,
-    /// Given when that read was posted.
+    /// The number given when that read was posted.
     pub user: u64,
-    /// Where its block goes, and how long that is.
+    /// Address and length of the block that the bytes are part of.
     pub block: (u64, u32),
     pub(crate) epoch: u32,
     pub(crate) slot: u16,
@@ -180,7 +178,8 @@ pub struct Placement {
     pub(crate) mask: u64,
 }
 
-/// A block that comes in parts. Equal for the parts of one alone, also where they are sent again.
+/// Identifies a block that is being received. It is equal for all packets of the block, also for those that are
+/// sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockId {
     pub(crate) epoch: u32,
@@ -189,13 +188,13 @@ pub struct BlockId {
 }
 
 impl Placement {
-    /// Its block.
+    /// The block that the bytes are part of.
     #[must_use]
     pub fn block_id(&self) -> BlockId {
         BlockId { epoch: self.epoch, slot: self.slot, generation: self.generation }
     }
 
-    /// Whose block it is, for fault records.
+    /// Identifies the block in fault records.
     #[must_use]
     pub fn fault_source(&self) -> FaultSource {
         FaultSource { node: self.peer.0, transaction: self.slot, sequence: self.generation.0 }
@@ -203,7 +202,7 @@ impl Placement {
 }
 
 impl NotificationWrite {
-    /// Whose block it is, for fault records.
+    /// Identifies the block in fault records.
     #[must_use]
     pub fn fault_source(&self) -> FaultSource {
         FaultSource { node: self.peer.0, transaction: self.slot, sequence: self.generation.0 }
@@ -211,21 +210,21 @@ impl NotificationWrite {
 }
 
 impl Block {
-    /// Whose block it is, for fault records.
+    /// Identifies the block in fault records.
     #[must_use]
     pub fn fault_source(&self) -> FaultSource {
         FaultSource { node: self.peer.0, transaction: self.transaction.0, sequence: self.generation.0 }
     }
 }
 
-/// A word to be changed. Hand it back, once, whatever happens: to `operated` with what the word was,
-/// or to `refused`.
+/// An atomic operation, to be carried out on a word. Hand it back exactly once, whatever happens: to `operated`
+/// with the word's previous value, or its placement to `refused`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "its sender waits until this is handed back to `operated` or `refused`"]
 pub struct Operation {
-    /// Where the word is, and who asks.
+    /// The word's address and length, and the peer that asks.
     pub placement: Placement,
-    /// What to do to it.
+    /// What to do to the word.
     pub operation: AtomicOperation,
 }
 
@@ -246,37 +245,38 @@ pub enum Verdict {
 /// Why a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// Its bytes are here already. Its sender gets the acknowledgement again.
+    /// Its bytes were received already, or its block was refused for good. The block's answer, if there is one
+    /// yet, is sent again.
     Duplicate,
-    /// It belongs to a block, read or slot use that is over.
+    /// It belongs to an earlier block of its slot.
     Stale,
-    /// Bytes of the slot's block before are being copied this moment; the
-    /// sender will try again.
+    /// Bytes of the slot's previous block are still being copied. The sender is told to try again later.
     Busy,
-    /// Its payload is damaged; refused with code 4.
+    /// Its payload is damaged. The block is refused with code 4.
     Damaged,
-    /// It answers a read that does not exist, or outside its range; refused.
+    /// It answers a read that is not open, or lies outside the read's range. The block is refused.
     Unasked,
-    /// It contradicts the block it names, or its slot does not exist.
+    /// It contradicts earlier packets of its block, or its slot does not exist.
     Bad,
     /// The peer is not connected.
     UnknownPeer,
 }
 
-/// How one of the links to a peer is, as the engine sees it.
+/// State of one path to a peer, as the engine sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStatus {
-    /// It was not lost.
+    /// Whether its link is up.
     pub is_up: bool,
-    /// Nothing is unanswered there while other paths answer.
+    /// False after something sent by this path was not answered for a whole timeout, until something sent by it
+    /// is answered.
     pub answers: bool,
-    /// Bytes that may be under way there.
+    /// Bytes that may be under way by this path.
     pub window_bytes: u64,
-    /// Bytes that are.
+    /// Bytes that are under way by this path.
     pub in_flight_bytes: u64,
-    /// The smoothed round trip, once there was one.
+    /// Smoothed round trip, if one was measured.
     pub round_trip_ns: Option<u64>,
-    /// Blocks sent by it, the repeated ones too.
+    /// Blocks sent by this path, retransmissions included.
     pub blocks_sent: u64,
     /// Bytes of those blocks.
     pub bytes_sent: u64,
@@ -285,14 +285,14 @@ pub struct PathStatus {
 /// The end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Which.
+    /// The transfer that has ended.
     pub transfer: TransferId,
     /// The number given when it was posted.
     pub user: u64,
-    /// Who was at the other end.
+    /// The peer at the other end.
     pub peer: PeerId,
     /// How it ended.
     pub status: Result<(), TransferError>,
-    /// Of an atomic operation that succeeded: the word before it.
+    /// For an atomic operation that succeeded: the word before it.
     pub before: u64,
 }

@@ -5,7 +5,7 @@ use super::time::Time;
 use super::transfer::Class;
 use tombolo_wire::{GRANULE_BYTES, MAX_BLOCK_BYTES, READ_WINDOW};
 
-/// How long an unanswered block waits before it goes again.
+/// How long an unanswered block waits before it is sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retransmission {
     /// Always this long: QOS §4.2 measures with 20 ms.
@@ -13,28 +13,29 @@ pub enum Retransmission {
         /// The timeout.
         timeout_ns: u64,
     },
-    /// This many ticks of a clock that runs by itself (QOS §4.3): up to one tick less than as many whole ones.
+    /// This many ticks of a free-running clock (QOS §4.3). The first tick may come at once, so the timeout may
+    /// be shorter by up to one tick.
     Ticks {
-        /// From one tick to the next.
+        /// Time between two ticks.
         tick_ns: u64,
-        /// How many.
+        /// Number of ticks.
         ticks: u32,
     },
-    /// From the round trips measured to that peer (after RFC 6298), doubled with
-    /// each timeout in a row.
+    /// Derived from the round trips measured to the peer (after RFC 6298), and doubled with each timeout in a
+    /// row.
     Measured {
-        /// Before the first measurement.
+        /// The timeout before the first measurement.
         initial_ns: u64,
-        /// Never shorter. Below the pauses that an ordinary scheduler makes
-        /// (about a millisecond) it fires for nothing.
+        /// The shortest timeout. Below the pauses that an ordinary scheduler makes (about a millisecond), a
+        /// timer fires for nothing.
         min_ns: u64,
-        /// Never longer.
+        /// The longest timeout.
         max_ns: u64,
     },
 }
 
 impl Retransmission {
-    /// When the timeout of what was sent then is over.
+    /// When the timeout of something sent at `sent_at` is over.
     pub(crate) fn due(self, sent_at: Time, timeout_ns: u64) -> Time {
         let counted_from = match self {
             Self::Ticks { tick_ns, .. } => Time(sent_at.0 - sent_at.0 % tick_ns.max(1)),
@@ -50,9 +51,8 @@ impl Retransmission {
 pub struct Config {
     /// Slots of the table of pending transactions (QOS §3.2.4).
     pub transactions: u16,
-    /// Slots that a peer's engine may use towards this one; at least its
-    /// `transactions`, or blocks in the slots above are dropped. Memory is taken for
-    /// those it does use.
+    /// Slots that a peer's engine may use towards this one. This should be at least the peer's `transactions`:
+    /// blocks in slots above the limit are dropped. Memory is allocated as slots come into use.
     pub peer_transactions: u16,
     /// Transfers posted and not yet completed (QOS §3.2.1: 1024 channels).
     pub transfers: u32,
@@ -60,76 +60,74 @@ pub struct Config {
     pub block_bytes: u32,
     /// Blocks of one transfer that may be unacknowledged (QOS §3.2.3: 2).
     pub outstanding_blocks: u32,
-    /// As `outstanding_blocks`, for transfers of the other classes while small transfers come: a small one
-    /// waits for the blocks that are on the wire already.
+    /// As `outstanding_blocks`, for transfers of the medium and low classes while small transfers come: a small
+    /// transfer waits for the blocks that are on the wire already.
     pub throttled_outstanding_blocks: u32,
-    /// Length of the blocks of those transfers while small ones come; a power of two from 256 to `block_bytes`.
+    /// Length of the blocks of medium and low transfers while small transfers come. A power of two from 256 to
+    /// `block_bytes`.
     pub throttled_block_bytes: u32,
-    /// On a path with a long round trip more of these blocks may be unacknowledged: as many as the shortest
-    /// round trip holds, at one block in this time. What is on a long path delays no small transfer. 0: never
-    /// more.
+    /// Allows more than `throttled_outstanding_blocks` on a path with a long round trip: as many as the
+    /// shortest round trip holds, at one block in this time. Blocks that are spread over a long path do not
+    /// delay a small transfer. 0: never more.
     pub throttled_block_ns: u64,
     /// How long after a small transfer another one is expected.
     pub small_transfer_memory_ns: u64,
-    /// Blocks that a transfer issues before the next of its class has its turn. One that is longer than
+    /// Blocks that a transfer issues before the next transfer of its class has its turn. A block longer than
     /// `block_bytes` counts for several.
     pub turn_blocks: u32,
-    /// A class with work is served at the latest after this many blocks of
-    /// higher classes (plus one, if two classes come due together). A block that
-    /// goes again is sent at the latest after this much that goes before it.
+    /// A class with work is served at the latest after this many blocks of higher classes (plus one, if two
+    /// classes come due together). A block that is to be sent again is sent at the latest after this many
+    /// packets and blocks that precede it.
     pub starvation_blocks: u32,
-    /// Largest remainder of the high class.
+    /// Most bytes that a transfer of the high class has left to issue.
     pub high_max_bytes: u32,
-    /// Largest remainder of the medium class.
+    /// Most bytes that a transfer of the medium class has left to issue.
     pub medium_max_bytes: u32,
-    /// Whether a small transfer with none of its class before it skips the
-    /// queue (QOS §3.3).
+    /// Whether a small transfer skips the queue if no other of its class waits (QOS §3.3).
     pub bypass: bool,
-    /// Whether the notification of several blocks follows the last one, with the numbers of those that it
-    /// has to be written after; otherwise it is sent when they are acknowledged (QOS §3.2.6), a round trip
-    /// later.
+    /// Whether the notification of a transfer of several blocks is sent right behind the last block, with a
+    /// list of the earlier blocks that it has to be written after. Otherwise it is sent when those blocks are
+    /// acknowledged (QOS §3.2.6), a round trip later.
     pub early_notification: bool,
-    /// When an unanswered block goes again.
+    /// When an unanswered block is sent again.
     pub retransmission: Retransmission,
-    /// Send a block again once a later one was acknowledged and a round trip
-    /// and a quarter has passed, instead of waiting for the timeout. One that was
-    /// overtaken eight times in a row waits for the timeout.
+    /// Whether a block is sent again before its timeout, when a later block was acknowledged and one and a
+    /// quarter round trips have passed. A block that was overtaken eight times in a row waits for the timeout.
     pub fast_retransmit: bool,
-    /// Send the latest block, or read request, again after two round trips without an answer, once: nothing comes after it whose answer could
-    /// show that it is lost. Only where the timeout is measured.
+    /// Whether the latest block or read request is sent again, once, after two round trips without an answer:
+    /// nothing follows whose answer could show that it is lost. Applies to [`Retransmission::Measured`] only.
     pub tail_probe: bool,
-    /// The least time beyond a round trip before a block overtaken by another
-    /// counts as lost, or the latest one is sent again: what reordering and scheduling alone may cost.
+    /// Least time beyond a round trip before an overtaken block counts as lost, or the latest block is sent
+    /// again as a probe. Reordering and scheduling alone may cost this long.
     pub reorder_ns: u64,
     /// Give a peer up after this long without any packet from it.
     pub give_up_ns: u64,
     /// Give a block or a read request up after this many unanswered attempts in a row,
     /// whether they timed out or were overtaken.
     pub max_attempts: u32,
-    /// Give a block or a read up that was only refused for this long (codes 1,
-    /// 4, 7), or a block that was not placed for this long.
+    /// Give a block or a read up that was refused with transient codes (1, 4, 7) for this long, or a block that
+    /// the receiver has not placed for this long.
     pub refused_give_up_ns: u64,
-    /// Delay before a block or read refused with *destination buffer full* (7)
-    /// goes again.
+    /// Delay before a block or read that was refused with *destination buffer full* (7) is sent again.
     pub full_delay_ns: u64,
-    /// After this long a block so refused goes again less often.
+    /// A block that was refused so for this long is sent again less often.
     pub full_for_long_ns: u64,
-    /// Delay before it does.
+    /// Delay before such a block is sent again.
     pub full_for_long_delay_ns: u64,
-    /// Delay before a block refused with *slave error* (1), or whose source page
-    /// is absent, goes again if no resume comes (FAULT ch. 4 measures 1 to 25 ms).
+    /// Delay before a block that was refused with *slave error* (1), or whose source page is absent, is sent
+    /// again if no resume comes (FAULT ch. 4 measures 1 to 25 ms).
     pub fault_pause_ns: u64,
-    /// How long a block that the receiver is placing is left alone before it is asked whether it is
-    /// placed: only a lost acknowledgement makes that of use.
+    /// How long the receiver may place a block before it is asked whether the block is placed. The question is
+    /// of use only if the acknowledgement was lost.
     pub placing_probe_ns: u64,
     /// Congestion control; `None` on a link that cannot be overrun.
     pub congestion: Option<CongestionConfig>,
-    /// Read requests to one peer that may be open; at most
-    /// [`tombolo_wire::READ_WINDOW`]. Here and in the three bounds below, a quarter is kept
-    /// free of lower classes for each class above.
+    /// Read requests to one peer that may be open, at most [`tombolo_wire::READ_WINDOW`]. Of these, and of
+    /// `read_channels`, `served_reads` and `pending_reads`, a quarter is kept free of lower classes for each
+    /// class above them.
     pub outstanding_reads: u32,
-    /// The least time before an unanswered read request is repeated: a target
-    /// may have much to do before it.
+    /// Least time before an unanswered read request is repeated: the target may have other requests to serve
+    /// first.
     pub read_retry_ns: u64,
     /// Reads served at once, per peer and domain (QOS §3.2.1: 32 channels).
     pub read_channels: u32,
@@ -152,7 +150,7 @@ impl Default for Config {
             throttled_block_ns: 0,
             small_transfer_memory_ns: 0,
             turn_blocks: 2,
-            // A lower class gets a seventeenth at least. A bound, not a measurement.
+            // A lower class gets at least one block in seventeen. A bound, not a measurement.
             starvation_blocks: 16,
             high_max_bytes: 16 * 1024,
             medium_max_bytes: 512 * 1024,
@@ -178,7 +176,7 @@ impl Default for Config {
             refused_give_up_ns: 30_000_000_000,
             // A bound, not a measurement: 2000 attempts a second for a block that finds no room.
             full_delay_ns: 500_000,
-            // Longer than any room takes to come that does come; then 40 attempts a second.
+            // If room comes at all, it comes sooner than this. After that, 40 attempts a second.
             full_for_long_ns: 250_000_000,
             full_for_long_delay_ns: 25_000_000,
             // The shortest of the pauses of 1 to 25 ms that FAULT ch. 4 measures.
@@ -198,10 +196,10 @@ impl Default for Config {
     }
 }
 
-/// The longest block to a peer that no packets go to.
+/// Longest block to the node itself, to which no packets go.
 pub(crate) const MAX_LOOPBACK_BLOCK_BYTES: u32 = 1 << 20;
 
-/// The largest power of two that is at most that, within what blocks may have.
+/// The largest power of two that is at most `bytes`, within one granule and `most`.
 pub(crate) fn power_of_two(bytes: u32, most: u32) -> u32 {
     match bytes.clamp(GRANULE_BYTES, most) {
         power if power.is_power_of_two() => power,

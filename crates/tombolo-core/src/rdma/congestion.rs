@@ -1,38 +1,35 @@
 //! How much may be under way to a peer at once, by one path (QOS abstract and
 //! ch. 6: "rate limiting"; here a window).
 //!
-//! By delay, after Swift (Kumar et al., SIGCOMM 2020). What a round trip takes
-//! beyond the shortest one seen is the *queueing delay*, and there is a target
-//! for it. Below the target the window grows by a step per round trip; above it
-//! shrinks by a factor, the more the further above, once per round trip. All who
-//! share a queue see the same delay, so equal steps and equal factors make them
-//! equal. A small window has a larger target: many flows make a noisy queue.
-//! At the start, and up to where it was after a silence, the window doubles.
+//! The window follows the delay, after Swift (Kumar et al., SIGCOMM 2020). The part of a round trip beyond the
+//! shortest one seen is the *queueing delay*, and it has a target. Below the target, the window grows by a step
+//! per round trip. Above the target, the window shrinks once per round trip, by a factor that grows with the
+//! excess. All flows that share a queue see the same delay, so equal steps and equal factors make their windows
+//! equal. A small window has a larger target, because many flows make a noisy queue. At the start, and after a
+//! silence up to its earlier size, the window doubles per round trip.
 //!
-//! What differs from Swift, because here the delay is measured by processes that
-//! a scheduler stops as it likes, not by network cards:
+//! Differences from Swift, because here the delay is measured by processes that a scheduler may stop at any
+//! time, not by network cards:
 //!
-//! - Delay of the moment shrinks the window only down to `patient_bytes`. Below,
-//!   only *standing* delay counts, the least of several milliseconds: a
-//!   scheduler's pauses come and go, a queue stays.
-//! - The target is never more than `queue_bytes` of this flow's own: the queue may
-//!   well be a socket's buffer.
-//! - The shortest round trip is not known from the topology. When it was not seen
-//!   for a while, the flow *looks*: it has next to nothing under way for some round
-//!   trips. All who share the queue see it get shorter then, so the next time they
-//!   look together, and those who came when there was a queue already learn what
-//!   it is without (as in BBR).
-//! - Loss without delay is a bad line rather than a full queue: up to some percent
-//!   it shrinks nothing.
+//! - The current delay shrinks the window only down to `patient_bytes`. Below that, only *standing* delay
+//!   counts, the least delay of several milliseconds: a scheduler's pauses come and go, a queue stays.
+//! - The target never allows this flow more than `queue_bytes` in the queue, because the queue may be a
+//!   socket's buffer.
+//! - The shortest round trip is not known from the topology. If none as short was seen for a while, the flow
+//!   *looks*: for some round trips it keeps next to nothing under way. All flows that share the queue see it
+//!   get shorter then, so the next time they look together. A flow that started when there was a queue already
+//!   then learns the round trip without it (as in BBR).
+//! - Loss without delay means a bad line rather than a full queue. Up to a few percent of such loss does not
+//!   shrink the window.
 
 use super::time::Time;
 
-/// Marks and bounds of the window.
+/// Targets and bounds of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CongestionConfig {
     /// The window at the start, and after a pause longer than `memory_ns`.
     pub initial_bytes: u64,
-    /// Delay never shrinks the window below this, two blocks; loss never below half of it.
+    /// Delay never shrinks the window below this (by default two blocks), and loss never below half of it.
     pub min_bytes: u64,
     /// The largest window.
     pub max_bytes: u64,
@@ -40,9 +37,10 @@ pub struct CongestionConfig {
     pub step_bytes: u64,
     /// The target of the queueing delay for a large window.
     pub target_ns: u64,
-    /// How much higher the target is for a window of `min_bytes`. It falls with the square root of the window.
+    /// How much higher the target is for a window of `min_bytes`. This addition falls with the square root of
+    /// the window.
     pub small_target_ns: u64,
-    /// The most bytes of this flow's own in the queue that a target allows.
+    /// Most bytes of this flow that may be in the queue.
     pub queue_bytes: u64,
     /// As `queue_bytes`, where the shortest round trip is below `near_ns`: a receiver that takes and answers
     /// many blocks at a time must not run dry meanwhile.
@@ -51,20 +49,21 @@ pub struct CongestionConfig {
     pub near_ns: u64,
     /// A window below this is shrunk by standing delay only.
     pub patient_bytes: u64,
-    /// The smallest delay of this time is standing delay.
+    /// Standing delay is the smallest delay in a period of this length.
     pub standing_ns: u64,
-    /// The shortest round trip is measured anew if none was as short for this time and for 200 round trips.
+    /// The shortest round trip is measured anew if no round trip was as short for this time and for 200 round
+    /// trips.
     pub look_ns: u64,
-    /// For this long a path that is not used is assumed to be as it was.
+    /// An unused path is assumed to be unchanged for this long.
     pub memory_ns: u64,
-    /// This many lost blocks of a thousand shrink the window even without delay.
+    /// More lost blocks of a thousand than this shrink the window even without delay.
     pub loss_permille: u32,
 }
 
 impl Default for CongestionConfig {
     fn default() -> Self {
         Self {
-            // Eight blocks: as `queue_bytes`, so that a burst at the start fits where a queue does.
+            // Eight blocks, as `queue_bytes`: a burst at the start then fits into the queue.
             initial_bytes: 128 * 1024,
             // Two blocks of 16 KiB: one is answered while the other is on its way.
             min_bytes: 32 * 1024,
@@ -72,11 +71,11 @@ impl Default for CongestionConfig {
             max_bytes: 16 * 1024 * 1024,
             // A quarter of a block. A bound, not a measurement.
             step_bytes: 4 * 1024,
-            // Some wake-ups of a thread (20 to 50 us each, decision 3); four times that for a small window. A bound,
-            // not a measurement; what they make of the window: tests/engine/congestion.rs.
+            // Some wake-ups of a thread (20 to 50 us each, decision 3), and four times that for a small window.
+            // A bound, not a measurement. The windows that result: tests/engine/congestion.rs.
             target_ns: 50_000,
             small_target_ns: 200_000,
-            // Decision 8: with 208 KiB one datagram of 15,000 was lost where a socket's buffer has that.
+            // Decision 8: with sockets' buffers of 208 KiB, one datagram in 15,000 was lost.
             queue_bytes: 128 * 1024,
             // Decision 8: with 128 KiB writes over loopback were slower by four to fourteen percent.
             near_queue_bytes: 512 * 1024,
@@ -90,7 +89,7 @@ impl Default for CongestionConfig {
             look_ns: 200_000_000,
             // A bound, not a measurement: as long as the default outage.
             memory_ns: 10_000_000_000,
-            // Decision 8: BBR's second version takes two percent.
+            // Decision 8: BBR's second version tolerates two percent.
             loss_permille: 30,
         }
     }
@@ -109,13 +108,13 @@ impl CongestionConfig {
     }
 }
 
-/// The largest delay and the largest window that are computed with, so that products of them fit.
+/// Largest delay and largest window in calculations: their product fits into 64 bits.
 const MAX_DELAY_NS: u64 = 1 << 38;
 const MAX_WINDOW_BYTES: u64 = 1 << 25;
 /// The largest loss rate: every block is lost.
 const WHOLE: u32 = 1 << 16;
 
-/// What a supposed loss has changed, to undo it should the block turn out to be late only.
+/// State before a supposed loss, restored if the block turns out to be only late.
 #[derive(Clone, Copy, Debug)]
 struct Undo {
     /// When the first of the blocks that were taken for lost was sent.
@@ -139,10 +138,10 @@ pub struct Congestion {
     delay: Delay,
     /// Delay does not shrink the window again before this.
     shrink_at: Time,
-    /// Until then as little as possible is under way, to see the shortest round trip.
+    /// End of the current look for the shortest round trip: until then the window is `min_bytes`.
     look_until: Option<Time>,
     heard_at: Time,
-    /// The window before it was shrunk for what was taken for lost.
+    /// The window before a supposed loss shrank it.
     undo: Option<Undo>,
     /// When at least half of the window was under way the last time.
     used_at: Time,
@@ -178,16 +177,16 @@ impl Congestion {
         }
     }
 
-    /// The shortest round trip lately, as far as it was measured.
+    /// The shortest recent round trip, if one was measured.
     #[must_use]
     pub fn shortest_ns(&self) -> Option<u64> {
         Some(self.delay.base()).filter(|ns| *ns < u64::MAX)
     }
 
-    /// A block is sent while `in_flight_bytes` (without it) are under way. To be
-    /// called for each block that is sent. After a short pause the path is believed
-    /// to be as it was; after a long one the window doubles up to what it was, also
-    /// if it was used all the time, but never by more than a small part.
+    /// Records that a block is sent while `in_flight_bytes` (without it) are under way. Call this for each
+    /// block that is sent. After a short pause the path is assumed to be unchanged. If less than half of the
+    /// window was used for longer than `memory_ns`, the window restarts at its initial size and doubles up to
+    /// what it was.
     pub fn sent(&mut self, now: Time, in_flight_bytes: u64) {
         let (Some(config), 0) = (&self.config, in_flight_bytes) else { return };
         let CongestionConfig { initial_bytes, memory_ns, .. } = *config;
@@ -200,7 +199,8 @@ impl Congestion {
         self.heard_at = now;
     }
 
-    /// Not all at once: that would be a queue of its own.
+    /// Restarts the window at `initial_bytes`, from which it doubles up to what it was. Filling it at once
+    /// would make a queue.
     fn fill_again(&mut self, initial_bytes: u64) {
         if self.window_bytes > initial_bytes {
             self.threshold_bytes = self.window_bytes;
@@ -208,8 +208,7 @@ impl Congestion {
         }
     }
 
-    /// `bytes` were acknowledged while `in_flight_bytes` (these included) were
-    /// under way.
+    /// Records that `bytes` were acknowledged while `in_flight_bytes` (these included) were under way.
     pub fn acknowledged(&mut self, now: Time, bytes: u64, in_flight_bytes: u64, round_trip_ns: Option<u64>) {
         let Some(config) = self.config else { return };
         self.heard_at = now;
@@ -220,7 +219,7 @@ impl Congestion {
         if is_used {
             self.used_at = now;
         } else if now.since_ns(self.used_at) > config.memory_ns {
-            // Something small is always under way: no pause would show it.
+            // A light stream has no pause in which `sent` would notice that the window is unused.
             self.fill_again(config.initial_bytes);
         }
         if let Some(ns) = round_trip_ns {
@@ -247,7 +246,7 @@ impl Congestion {
                 let more_bytes = if self.window_bytes < self.threshold_bytes {
                     bytes
                 } else if queue_ns * 4 < self.target_ns(&config) {
-                    // Next to no queue: others left, or the path got wider.
+                    // Almost no queue: other flows have left, or the path has become faster.
                     bytes * config.step_bytes.max(self.window_bytes / 32) / self.window_bytes
                 } else {
                     bytes * config.step_bytes / self.window_bytes
@@ -258,13 +257,13 @@ impl Congestion {
         }
     }
 
-    /// How much too large the window is at such a delay.
+    /// Number of bytes by which to shrink the window at this delay. `None` if the window is not too large.
     fn excess(&self, queue_ns: u64, trip_ns: u64, config: &CongestionConfig) -> Option<u64> {
         let queued_bytes = self.window_bytes * queue_ns / trip_ns.max(1);
         let is_near = self.delay.base() < config.near_ns;
         let most_bytes = if is_near { config.near_queue_bytes } else { config.queue_bytes };
         let over_bytes = queued_bytes.saturating_sub(most_bytes);
-        // The root only where it may matter.
+        // Compute the square root only if it may matter.
         let over_ns = match queue_ns > config.target_ns {
             true => queue_ns.saturating_sub(self.target_ns(config)),
             false => 0,
@@ -273,7 +272,7 @@ impl Congestion {
             return None;
         }
         let by_delay = self.window_bytes * over_ns / trip_ns.max(1);
-        // Swift's factors: four fifths of what is too much, at most half of all.
+        // Swift's factors: four fifths of the excess, at most half of the window.
         Some((by_delay.max(over_bytes) / 5 * 4).min(self.window_bytes / 2))
     }
 
@@ -283,7 +282,8 @@ impl Congestion {
         target_ns.max(self.delay.base() / 8)
     }
 
-    /// The least delay of the last milliseconds is known, and the window is small.
+    /// Adapts a small window to the standing delay, after the least delay of the last milliseconds was
+    /// determined.
     fn judge_standing(&mut self, least_ns: u64, is_used: bool, config: &CongestionConfig) {
         let queue_ns = self.delay.beyond_base_ns(least_ns);
         match self.excess(queue_ns, least_ns, config) {
@@ -291,7 +291,7 @@ impl Congestion {
                 self.threshold_bytes = self.threshold_bytes.min(self.window_bytes);
                 self.window_bytes = (self.window_bytes - cut).max(config.min_bytes.min(self.window_bytes));
             }
-            // Delay of the moment may keep it from growing: not for ever.
+            // Current delay may keep the window from growing, but must not do so for ever.
             None if is_used => {
                 self.window_bytes = (self.window_bytes + config.step_bytes).min(config.max_bytes);
             }
@@ -329,15 +329,16 @@ impl Congestion {
     /// A block sent at `sent_at` was not answered for a whole timeout.
     pub fn timed_out(&mut self, now: Time, sent_at: Time) {
         self.loss.lost();
-        // Once, it may have been the last of many. If what follows is not answered either, all is lost.
+        // After one timeout, only the last of many blocks may be lost. If the following blocks are not answered
+        // either, all are lost.
         let window_bytes = if self.timeouts == 0 { self.window_bytes / 10 * 7 } else { 0 };
         if self.shrink(now, sent_at, window_bytes) {
             self.timeouts += 1;
         }
     }
 
-    /// A block sent at `sent_at` that was taken for lost had arrived: its answer was late, or it took time to
-    /// place it. The window is what it was before that shrank it.
+    /// Records that a block sent at `sent_at`, which was taken for lost, had arrived: its answer was late, or
+    /// placing it took time. Restores the window from before the supposed loss.
     pub fn not_lost(&mut self, sent_at: Time) {
         self.loss.not_lost();
         let recovery_start = self.recovery_start;
@@ -354,7 +355,7 @@ impl Congestion {
         if sent_at < self.recovery_start {
             return false;
         }
-        // Shrunk again and again without an answer between, it is one silence.
+        // Several losses without an answer in between are one silence: keep the state from before the first.
         if self.timeouts == 0 || self.undo.is_none() {
             let Self { window_bytes, threshold_bytes, .. } = *self;
             self.undo = Some(Undo { sent_at, window_bytes, threshold_bytes });
@@ -370,12 +371,12 @@ impl Congestion {
     }
 }
 
-/// Round trips: the shortest, those of now, and the shortest of a few milliseconds.
+/// Round trips: the shortest, the recent average, and the shortest of the last few milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Delay {
-    /// The shortest since the last look, and between that and the one before.
+    /// The shortest since the last look, and the shortest between the last two looks.
     base_ns: [u64; 2],
-    /// When it was seen.
+    /// When a round trip as short as that was last seen, or the last look ended.
     base_at: Time,
     recent_ns: u64,
     least_ns: u64,
@@ -393,7 +394,8 @@ impl Delay {
         }
     }
 
-    /// Returns the shortest round trip of a few milliseconds, when they are over.
+    /// Records a round trip. At the end of each period of a few milliseconds, returns the shortest of the
+    /// period.
     fn measure(&mut self, now: Time, ns: u64, config: &CongestionConfig) -> Option<u64> {
         let ns = ns.clamp(1, MAX_DELAY_NS);
         if ns <= self.base() {
@@ -430,7 +432,7 @@ impl Delay {
     }
 }
 
-/// The part of the last hundred blocks or so that was lost.
+/// Share of the last hundred blocks or so that was lost.
 #[derive(Clone, Copy, Debug)]
 struct LossRate(u32);
 
@@ -521,7 +523,7 @@ mod tests {
         for minute in [false, true] {
             let end = now.after_ns(if minute { 60_000_000_000 } else { config.memory_ns / 2 });
             while now < end {
-                // One is sent before the other is answered.
+                // The next block is sent before the previous one is answered.
                 now = now.after_ns(1_000_000);
                 window.sent(now, 64);
                 window.acknowledged(now, 64, 128, Some(100_000));
@@ -542,7 +544,7 @@ mod tests {
         assert!(window.window_bytes() < before);
         window.not_lost(Time(2500));
         assert_eq!((window.window_bytes(), window.loss.permille()), (before, LossRate(512).permille()));
-        // Of two losses, the earlier one was real: a block from before it takes nothing back.
+        // A block sent before the one taken for lost, or after recovery began, restores nothing.
         window.timed_out(Time(20_000), Time(15_000));
         let after = window.window_bytes();
         window.not_lost(Time(14_000));

@@ -1,4 +1,4 @@
-//! The three machines behind one door.
+//! The initiator, the responder and the read server combined into one type.
 
 use super::action::{
     Action, Block, BlockId, DropReason, NotificationWrite, Operation, PathStatus, Placement, Verdict,
@@ -21,7 +21,7 @@ use tombolo_wire::{
 /// sends. Copies of bytes happen outside: between `handle` and `placed` the lock
 /// may be dropped.
 ///
-/// A write of four bytes, the link and both memories played by hand:
+/// Example: a write of four bytes, with the link and both memories simulated by hand.
 ///
 /// ```
 /// use tombolo_core::rdma::{Action, Config, Direction, Engine, PeerId, Time, Transfer, Verdict};
@@ -93,10 +93,10 @@ impl Engine {
         }
     }
 
-    /// A link to `peer` is up, and both ends start afresh. If there is a peer of this
-    /// number, it has restarted: what is open with its earlier life ends as with
-    /// [`Self::peer_lost`], before anything of the new one begins; and what the caller
-    /// still holds of the earlier one (blocks, placements) means nothing to the new one.
+    /// Adds a peer whose first link is up. Both ends start afresh. If the engine has a peer at the same place
+    /// already, that peer has restarted or is replaced: everything open with it ends first, as with
+    /// [`Self::peer_lost`]. What the caller still holds of the earlier peer (blocks, placements) has no effect
+    /// on the new one.
     pub fn add_peer(&mut self, now: Time, peer: PeerId) {
         if let Some(before) = self.initiator.peer_at(peer.index()) {
             self.peer_lost(now, before);
@@ -106,40 +106,40 @@ impl Engine {
         self.server.add_peer(peer);
     }
 
-    /// As [`Self::add_peer`], for the node itself, to which no packets go: its blocks may be
-    /// longer than those of packets (a power of two from 256 to 1 MiB; others are rounded down). While
-    /// small transfers come they are as short as others. The notification of several is never sent before
-    /// all others are answered.
+    /// As [`Self::add_peer`], for the node itself, to which no packets go. Its blocks may be longer than blocks
+    /// that go in packets: `block_bytes` is a power of two from 256 to 1 MiB, and other values are rounded
+    /// down. While small transfers come, its blocks are as short as those to other peers. The notification of a
+    /// transfer of several blocks is never sent before all its other blocks are answered.
     ///
-    /// Nothing is lost on the way to it, so the caller answers everything that it is handed, once and however
-    /// late, with an acknowledgement, a refusal or [`Self::source_refused`]. A block comes again only
-    /// if it was refused for now. A transfer that fails completes when the last of its blocks is answered:
-    /// until then the caller may still copy.
+    /// Nothing is lost on the way to the node itself. So the caller answers each block exactly once, however
+    /// late, with an acknowledgement, a refusal or [`Self::source_refused`]. A block is handed out again only
+    /// if it was refused for now. A transfer that fails completes when the last of its blocks is answered,
+    /// because until then the caller may still copy.
     pub fn add_loopback_peer(&mut self, now: Time, peer: PeerId, block_bytes: u32) {
         self.add_peer(now, peer);
         self.initiator.set_loopback(peer, block_bytes);
     }
 
-    /// Another link to a peer is up, or a lost one again, under a number of the
-    /// caller's choice; [`Self::add_peer`] has brought path 0. Nothing is known
-    /// of how fast it is. `false`: there is no such peer, or
-    /// the number is not below [`crate::rdma::MAX_PATHS`]. Poll afterwards.
+    /// Adds a path: another link to a peer is up, or a lost one is up again. The caller chooses the path's
+    /// number. [`Self::add_peer`] has added path 0. The engine starts without knowledge of the path's speed.
+    /// Returns `false` if there is no such peer, or if the number is not below [`crate::rdma::MAX_PATHS`]. Poll
+    /// afterwards.
     pub fn add_path(&mut self, now: Time, peer: PeerId, path: PathId) -> bool {
         self.initiator.knows(peer) && self.initiator.add_path(now, peer, path)
     }
 
-    /// Whether this path of a peer loses nothing while its link is up, so that an unanswered block means a busy peer. That stays so when the path
-    /// is added again.
+    /// Sets whether a path loses nothing while its link is up, so that a missing answer means that the peer is
+    /// busy. The setting stays when the path is added again.
     pub fn set_reliable(&mut self, peer: PeerId, path: PathId, is_reliable: bool) {
         if self.initiator.knows(peer) {
             self.initiator.set_reliable(peer, path, is_reliable);
         }
     }
 
-    /// A link to a peer is gone: what is under way there goes again at once by
-    /// others. Without any path left a peer's transfers wait for one, or for
-    /// [`Self::peer_lost`]; only what was under way on [`Config::max_attempts`] paths that were lost ends. Poll
-    /// afterwards.
+    /// Marks a path as lost, because its link is gone. What is under way by it is sent again at once by other
+    /// paths. If no path is left, the peer's transfers wait for a new path or for [`Self::peer_lost`]. The loss
+    /// counts as an unanswered attempt for each block and read request that was under way by the path. A
+    /// transfer ends only when that makes [`Config::max_attempts`] in a row. Poll afterwards.
     pub fn path_lost(&mut self, now: Time, peer: PeerId, path: PathId) {
         if self.initiator.knows(peer) {
             self.initiator.path_lost(now, peer, path);
@@ -147,19 +147,18 @@ impl Engine {
         }
     }
 
-    /// How a link to a peer is; `None` if it never was.
+    /// State of a path. `None` if the path was never added.
     #[must_use]
     pub fn path_status(&self, peer: PeerId, path: PathId) -> Option<PathStatus> {
         if self.initiator.knows(peer) { self.initiator.path_status(peer, path) } else { None }
     }
 
-    /// The link to `peer` is gone for good: every transfer with it completes
-    /// with [`TransferError::PeerLost`] (a read with bytes still being copied as
-    /// soon as they are handed back), and its packets are dropped from now on.
-    /// Poll afterwards.
+    /// Removes a peer whose links are gone for good. Every transfer with it completes with
+    /// [`TransferError::PeerLost`]. A read whose bytes are still being copied completes as soon as they are
+    /// handed back. Packets of the peer are dropped from now on. Poll afterwards.
     pub fn peer_lost(&mut self, now: Time, peer: PeerId) {
         if !self.initiator.knows(peer) {
-            // Lost already, and its place may be another's.
+            // Lost already. Another peer may have its place by now.
             return;
         }
         self.peers_lost += 1;
@@ -169,7 +168,7 @@ impl Engine {
         self.collect(now);
     }
 
-    /// How often a peer was lost.
+    /// Number of peers lost so far.
     #[must_use]
     pub fn peers_lost(&self) -> u64 {
         self.peers_lost
@@ -188,7 +187,8 @@ impl Engine {
         self.initiator.post(now, peer, transfer, Asker::SENDER)
     }
 
-    /// As [`Self::post`], on behalf of another node: a write, under the number that the peer has given for that.
+    /// As [`Self::post`], for a write on behalf of a third node. `asker` is the number that the peer has given
+    /// for that node.
     ///
     /// # Errors
     /// As [`Self::post`].
@@ -202,8 +202,7 @@ impl Engine {
         self.initiator.post(now, peer, transfer, asker)
     }
 
-    /// A packet arrived from `peer` by its first link. Carry out the verdict, then
-    /// poll.
+    /// Handles a packet that arrived from `peer` by its first path. Carry out the verdict, then poll.
     pub fn handle(&mut self, now: Time, peer: PeerId, packet: &Packet<'_>) -> Verdict {
         self.handle_from(now, peer, PathId(0), packet)
     }
@@ -222,8 +221,8 @@ impl Engine {
         verdict
     }
 
-    /// A packet arrived from `peer` by `path`: its answer will go there, too.
-    /// Carry out the verdict, then poll.
+    /// Handles a packet that arrived from `peer` by `path`. Its answer goes by the same path. Carry out the
+    /// verdict, then poll.
     pub fn handle_from(&mut self, now: Time, peer: PeerId, path: PathId, packet: &Packet<'_>) -> Verdict {
         if !self.initiator.heard(now, peer) {
             return Verdict::Dropped(DropReason::UnknownPeer);
@@ -268,7 +267,7 @@ impl Engine {
         Verdict::Taken
     }
 
-    /// The bytes of a placement are in memory. Poll afterwards.
+    /// Takes back a placement whose bytes are in memory. Poll afterwards.
     pub fn placed(&mut self, placement: Placement) {
         let end = self.responder.placed(&placement);
         self.block_end(end);
@@ -277,23 +276,23 @@ impl Engine {
         }
     }
 
-    /// The word of an operation is changed; what it was before. Poll afterwards.
+    /// Takes back an operation that was carried out. `before` is the word's previous value. Poll afterwards.
     pub fn operated(&mut self, operation: Operation, before: u64) {
         self.responder.operated(&operation.placement, before);
     }
 
-    /// The memory refused a placement: the sender is told why, and where. For an absent
-    /// page say [`NackCode::SlaveError`], and `page_ready` when it is there, if that is known
-    /// before the sender's pause is over; for
-    /// no memory at all [`NackCode::DecodeError`]; for another's memory
-    /// [`NackCode::DomainMismatch`]; for an unknown domain
-    /// [`NackCode::NoContext`]. A read whose answer is refused so ends with [`TransferError::Local`]. Poll afterwards.
+    /// Takes back a placement that the memory refused. The sender is told why, and where. Use
+    /// [`NackCode::SlaveError`] for an absent page, and call `page_ready` when the page is there, if that is
+    /// known before the sender's pause is over. Use [`NackCode::DecodeError`] if there is no memory at the
+    /// address, [`NackCode::DomainMismatch`] for memory of another domain, and [`NackCode::NoContext`] for an
+    /// unknown domain. A read that fails because its answer is refused here ends with [`TransferError::Local`].
+    /// Poll afterwards.
     pub fn refused(&mut self, placement: Placement, refusal: impl Into<Refusal>) {
         let (refusal, is_held) = (refusal.into(), self.is_held(&placement));
         let end = self.responder.refused(&placement, refusal);
         self.block_end(end);
         if let Some(read) = placement.read {
-            // What nobody wants any more is handed back as refused, too.
+            // A placement that is no longer held is handed back as refused, too.
             if is_held {
                 self.initiator.read_refused_here(read, refusal);
             }
@@ -301,8 +300,9 @@ impl Engine {
         }
     }
 
-    /// Whether the bytes of a placement that waits are still to be copied. If not, its sender is gone, or has given
-    /// them up: they would come over those that it has sent since. Hand it back to `refused` then.
+    /// Whether the bytes of a waiting placement are still to be copied. If not, its peer is lost, its slot has
+    /// a newer block, or its block was refused for good: the bytes might overwrite newer ones. Hand the
+    /// placement back to `refused` then.
     #[must_use]
     pub fn is_held(&self, placement: &Placement) -> bool {
         let Placement { peer, epoch, slot, generation, .. } = *placement;
@@ -315,7 +315,7 @@ impl Engine {
         self.responder.is_receiving(peer, block)
     }
 
-    /// Whether other parts of a placement's block have been placed: they do not come again.
+    /// Whether other parts of a placement's block have been placed. Those are not handed out again.
     #[must_use]
     pub fn has_other_parts(&self, placement: &Placement) -> bool {
         self.responder.has_placed(placement)
@@ -328,13 +328,13 @@ impl Engine {
         self.responder.is_held(write.peer, write.epoch, write.slot, write.generation)
     }
 
-    /// The page for which `placement` was refused is there: the sender is told
-    /// to send the block again (FAULT §3.2.3). Poll afterwards.
+    /// Tells the sender of a block to send it again, because the page for which `placement` was refused is
+    /// there (FAULT §3.2.3). Poll afterwards.
     pub fn page_ready(&mut self, placement: &Placement) {
         self.responder.page_ready(placement);
     }
 
-    /// The words of a notification are in memory. Poll afterwards.
+    /// Takes back a notification whose words are in memory. Poll afterwards.
     pub fn notified(&mut self, write: NotificationWrite) {
         let end = self.responder.notified(&write);
         self.block_end(end);
@@ -343,8 +343,8 @@ impl Engine {
         }
     }
 
-    /// The memory refused a notification; codes as for [`Self::refused`]. An
-    /// absent page is tried again when the sender's pause is over.
+    /// Takes back a notification that the memory refused, with codes as for [`Self::refused`]. If the page is
+    /// absent, the sender tries again when its pause is over.
     pub fn notification_refused(&mut self, write: NotificationWrite, refusal: impl Into<Refusal>) {
         let (refusal, is_held) = (refusal.into(), self.are_held(&write));
         self.responder.notification_refused(&write, refusal);
@@ -356,51 +356,52 @@ impl Engine {
         }
     }
 
-    /// The source of a block cannot be read, and the block was not sent. With
-    /// [`NackCode::SlaveError`] (absent page) the block waits for `source_ready`
-    /// or the pause's end (FAULT §3.2.2); with any other code its transfer fails,
-    /// and if it answered a read, the read's. Poll afterwards.
+    /// Takes back a block that was not sent because its source cannot be read. With [`NackCode::SlaveError`]
+    /// (absent page) the block waits for `source_ready` or for the end of the pause (FAULT §3.2.2). With any
+    /// other code its transfer fails. If the block answers a peer's read, that read fails too. Poll afterwards.
     pub fn source_refused(&mut self, now: Time, block: &Block, refusal: impl Into<Refusal>) {
         self.initiator.source_refused(now, block, refusal.into());
         self.collect(now);
     }
 
-    /// The bytes of a block are being read, which may take long: its timer stands still until [`Self::source_read`] or
-    /// [`Self::source_refused`], one of which has to come.
+    /// Records that the caller has begun to read the bytes of a block, which may take long. The block's timer
+    /// stands still until [`Self::source_read`] or [`Self::source_refused`], one of which has to follow.
     pub fn source_begun(&mut self, block: &Block) {
         self.initiator.source_begun(block);
     }
 
-    /// They are read. True: they are to be sent now. False: nobody waits for them, or the block comes again. Poll afterwards.
+    /// Records that the bytes of a block are read. Returns `true` if they are to be sent now, `false` if no
+    /// answer to the block is awaited any more. Poll afterwards.
     #[must_use]
     pub fn source_read(&mut self, now: Time, block: &Block) -> bool {
         self.initiator.source_read(now, block)
     }
 
-    /// A block to the node itself is in memory; only its bytes, if its words are to come apart. Poll afterwards.
+    /// Acknowledges a block to the node itself that is in memory. With `bytes_only`, its notification is still
+    /// to be written. Poll afterwards.
     pub fn placed_here(&mut self, now: Time, block: &Block, bytes_only: bool) {
         let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
         let ack = Ack { transaction, generation, attempt, bytes_only };
         let _ = self.handle(now, block.peer, &Packet::Ack(ack));
     }
 
-    /// The memory refused a block to the node itself, at its destination or, if that is another program's, at its source;
-    /// codes as for [`Self::refused`]. Poll afterwards.
+    /// Answers a block to the node itself that the memory refused, at its destination or, if the source is
+    /// another program's memory, at its source. Codes as for [`Self::refused`]. Poll afterwards.
     pub fn refused_here(&mut self, now: Time, block: &Block, refusal: Refusal) {
         let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
         let nack = Nack { transaction, generation, attempt, refusal };
         let _ = self.handle(now, block.peer, &Packet::Nack(nack));
     }
 
-    /// The link of the block's path is full, and the block was not sent, or not all of it. It comes again,
-    /// as the same attempt, once [`Self::link_has_room`] says so; until then nothing more is handed out for
-    /// that path, and others go on. A peer whose links take nothing for [`Config::give_up_ns`], and of which
-    /// nothing is heard meanwhile, does not answer.
+    /// Takes back a block that was not sent, or only in part, because the link of its path is full. The block
+    /// is handed out again as the same attempt, by another path or after [`Self::link_has_room`]. Until then
+    /// nothing more is handed out for the full path, and other paths go on. A peer is given up if its links
+    /// take nothing for [`Config::give_up_ns`] and nothing is heard of it meanwhile.
     pub fn link_full(&mut self, now: Time, block: &Block) {
         self.initiator.link_full(now, block);
     }
 
-    /// The link of a path may take something again. Poll afterwards.
+    /// Records that the link of a path has room again. Poll afterwards.
     pub fn link_has_room(&mut self, peer: PeerId, path: PathId) {
         if self.initiator.knows(peer) {
             self.initiator.link_has_room(peer, path);
@@ -413,39 +414,38 @@ impl Engine {
         self.initiator.is_open(block)
     }
 
-    /// The source page of a block is there. Poll afterwards.
+    /// Sends a block again whose absent source page is there now. Poll afterwards.
     pub fn source_ready(&mut self, block: &Block) {
         self.initiator.source_ready(block);
     }
 
-    /// Time has passed; harmless if called early. Poll afterwards.
+    /// Lets timers that are due fire. Harmless if called early. Poll afterwards.
     pub fn expire(&mut self, now: Time) {
         self.initiator.expire(now);
         self.collect(now);
     }
 
-    /// When `expire` is to be called at the latest; `None` if nothing waits for
-    /// time. Ask again after each round of polling. It may name a moment at which
-    /// nothing turns out to be due, at most once per timeout.
+    /// The latest time at which to call `expire`. `None` if no timer runs. Ask again after each round of
+    /// polling. At most once per timeout, nothing turns out to be due at that time.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         self.initiator.deadline()
     }
 
-    /// The next thing to do. Call until `None`; then again after any other call
-    /// on this engine. The timer of a block starts when it is polled; what its link
-    /// does not take, the caller gives back ([`Self::link_full`]).
+    /// Returns the next action. Call this until it returns `None`, and again after any other call on this
+    /// engine. The timer of a block starts when the block is returned here. The caller hands back a block that
+    /// its link does not take ([`Self::link_full`]).
     ///
-    /// Order: what others wait for first (answers, notifications, completions),
-    /// then notifications and requests of our own, what goes again, and blocks by
-    /// class.
+    /// Order: answers to peers, notifications to be written, completions, small transfers that skip the queue,
+    /// notifications and read requests of this node, blocks to be sent again, and new blocks by class.
     #[must_use = "an action that is not carried out is lost"]
     pub fn poll(&mut self, now: Time) -> Option<Action> {
         self.poll_answer(now).or_else(|| self.poll_send(now))
     }
 
-    /// The next thing to do for others: answers and notifications. In the documents' hardware the receive block does it without the
-    /// processor (QOS §3.2.6). It may make work for [`Self::poll_send`] (a read has ended), never the other way round.
+    /// Returns the next action for peers: an answer, or a notification to be written. In the documents'
+    /// hardware the receive block does this without the processor (QOS §3.2.6). This call may make work for
+    /// [`Self::poll_send`] (when a read has ended), but not the other way round.
     #[must_use = "an action that is not carried out is lost"]
     pub fn poll_answer(&mut self, now: Time) -> Option<Action> {
         loop {
@@ -469,21 +469,21 @@ impl Engine {
         Some(Action::Send { peer, path, packet })
     }
 
-    /// The next thing to do for the node's own transfers: completions, notifications and requests, and blocks. In the documents'
-    /// hardware a processor does it, one action at a time (QOS §3.5).
+    /// Returns the next action for the node's own transfers: a completion, a notification or request, or a
+    /// block. In the documents' hardware a processor does this, one action at a time (QOS §3.5).
     #[must_use = "an action that is not carried out is lost"]
     pub fn poll_send(&mut self, now: Time) -> Option<Action> {
         self.initiator.poll_complete().or_else(|| self.initiator.poll_send(now))
     }
 
-    /// Whether a read request would be taken now. For models of the document's queues (QOS §3.6.3);
-    /// a node does without, and loses a round trip where a request is refused.
+    /// Whether a read request would be accepted now. For models of the document's queues (QOS §3.6.3). A node
+    /// does not ask, so a request that is refused costs it a round trip.
     #[must_use]
     pub fn has_read_room(&self, peer: PeerId, request: &ReadRequest) -> bool {
         self.initiator.knows(peer) && self.server.has_room(peer, request)
     }
 
-    /// Bytes that may be under way to a peer (congestion).
+    /// Bytes that congestion control allows under way to a peer, by all its paths together.
     #[must_use]
     pub fn window_bytes(&self, peer: PeerId) -> Option<u64> {
         if self.initiator.knows(peer) { self.initiator.window_bytes(peer) } else { None }
@@ -513,8 +513,8 @@ impl Engine {
         sum
     }
 
-    /// Whether every table is empty: nothing open, nothing to be told or
-    /// answered, no timer. O(everything); for tests and for shutting down.
+    /// Whether every table is empty: nothing is open, to be reported or to be answered, and no timer runs. This
+    /// looks at every entry, so it is for tests and for shutting down.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.initiator.is_idle() && self.responder.is_idle() && self.server.is_idle()
@@ -526,23 +526,22 @@ impl Engine {
         }
     }
 
-    /// Write-backs that ended free their channels for the reads that wait.
+    /// Frees the channels of write-backs that have ended, and starts reads that wait for a channel.
     fn collect(&mut self, now: Time) {
         while let Some(end) = self.initiator.take_served_end() {
             if !self.initiator.knows(end.peer) {
-                // Nobody waits for it, and the place may be another peer's.
+                // The peer that asked is gone, and another peer may have its place.
                 continue;
             }
             let failure = end.status.err().map(|error| match error {
-                // Not a transient one: part of the read may be there, and
-                // beginning it anew would count that part twice.
+                // A transient refusal is not passed on: part of the read may have been placed, and a second
+                // start would count that part twice.
                 TransferError::Refused(refusal) | TransferError::Local(refusal)
                     if !refusal.code.is_transient() =>
                 {
                     refusal
                 }
-                // The requester hears nothing or is gone; if it asks again, it is told to
-                // give up.
+                // For all other failures the read is over: a requester that still asks is told to give up.
                 TransferError::Refused(_)
                 | TransferError::Local(_)
                 | TransferError::PeerUnreachable
@@ -571,7 +570,7 @@ mod tests {
     use crate::rdma::Direction;
     use tombolo_wire::Domain;
 
-    /// Ids wrap around in the middle of this, on both sides.
+    /// Ids wrap around in the middle of this test, on both sides.
     #[test]
     fn ids_wrap() {
         let config = Config { transactions: 1, ..Config::default() };

@@ -10,31 +10,29 @@
 //!  Action::Send(Ack) ◄── block whole, notification written ◄── placed
 //! ```
 //!
-//! Three machines and their glue. The [`initiator`] is the controller and send
-//! side, the [`responder`] the receive side, the [`read_server`] turns read
-//! requests into write-backs of the initiator (QOS §3.6). [`Engine`] is all
-//! three behind one door, and the only thing a runtime needs.
+//! The engine has three state machines. The [`initiator`] is the controller and send side, the [`responder`] is
+//! the receive side, and the [`read_server`] turns read requests into write-backs, which the initiator sends
+//! (QOS §3.6). [`Engine`] combines the three and is the only type that a runtime needs.
 //!
-//! **Order of use.** `add_peer`; then, in any order and from any thread under
-//! one lock: `post` when a program rings, `handle` for each packet (and `placed`
-//! or `refused` once the bytes a [`Verdict::Place`] names are copied), `expire`
-//! when `deadline` has passed, and after each of these `poll` until it returns
-//! `None`.
+//! **Order of use.** Call `add_peer` first. After it, make these calls in any order and from any thread, under
+//! one lock: `post` when a program rings its doorbell, `handle` for each packet, `placed` or `refused` when the
+//! bytes that a [`Verdict::Place`] names are copied or cannot be copied, and `expire` when `deadline` has
+//! passed. After each of these calls, call `poll` until it returns `None`.
 //!
-//! **Paths.** A peer has up to eight links. Each block and each short packet
-//! that is to be sent names one; packets may come by any. A link that is lost is
-//! left with `path_lost`, and its blocks go by the others; the peer itself is
-//! lost only when its caller says so.
+//! **Paths.** A peer has up to eight links, its paths. Each block and each short packet to be sent names the
+//! path to send it by. Packets may arrive by any path. When a link is lost, the caller calls `path_lost`, and
+//! the blocks under way there are sent again by other paths. The peer itself is lost only when the caller calls
+//! `peer_lost`.
 //!
-//! **What is bounded.** Every table has a limit in [`Config`]. A full one is
-//! back-pressure: `post` says [`PostError::Full`], a block waits for a slot, a
-//! read request waits or is rejected with a code on which its sender comes back.
-//! Answers are not queued in a table that can fill: they are a mark on the entry
-//! they answer, and the entries with marks are chained.
+//! **What is bounded.** Every table has a limit in [`Config`]. A full table is back-pressure: `post` returns
+//! [`PostError::Full`], a block waits for a slot, a read request waits or is rejected with a code on which its
+//! sender tries again. Answers to blocks need no table that can fill: an answer is a mark on the entry that it
+//! belongs to, and a queue holds each marked entry once.
 //!
-//! **Faults.** A block whose page is absent pauses ([`Config::fault_pause_ns`]) and goes
-//! again. [`Engine::page_ready`] (which sends a `Resume` to the block's sender) and [`Engine::source_ready`] end the pause at
-//! once; [`crate::own`] calls them when the pages of programs' own memory are there.
+//! **Faults.** A block whose page is absent is sent again after a pause ([`Config::fault_pause_ns`]). Two calls
+//! end the pause early: [`Engine::page_ready`] for a page at the destination, which sends a `Resume` to the
+//! block's sender, and [`Engine::source_ready`] for a page at the source. [`crate::own`] makes these calls when
+//! the pages of programs' own memory are resident.
 
 mod action;
 mod config;

@@ -1,6 +1,7 @@
 //! Buffers that pages are read into.
 
-/// Buffers by number, handed out in ascending order, cyclically, so that consecutive reads mostly get adjacent buffers and can be joined.
+/// The set of buffers, named by number. They are handed out in ascending order, cyclically, so that consecutive reads
+/// mostly get adjacent buffers and can be joined.
 #[derive(Debug)]
 pub(super) struct Buffers {
     is_free: Vec<bool>,
@@ -40,7 +41,8 @@ impl Buffers {
         self.free += usize::from(!*is_free);
         *is_free = true;
         if self.free == self.count() {
-            // A read that is alone finds a buffer that was used just now.
+            // No buffer is in use: start again at 0, so that reads that come one at a time use the same buffer each
+            // time.
             self.next = 0;
         }
     }

@@ -1,7 +1,8 @@
-//! Copies in the background: another one where one was lost, and away from lenders that are drained or dead.
+//! Copies that are made in the background: in place of lost ones, and away from lenders that are drained or dead.
 //!
-//! A copy reads one place into a buffer, writes a new place from it, and attaches that if the slot still has a user.
-//! They are fewer at once than reads of front ends may be, and limited in rate.
+//! Making a copy means reading one place of a slot into a buffer, writing the buffer to a new place, and attaching that
+//! to the slot if the slot still has a user. Fewer copies than reads of front ends are under way at once, and their
+//! rate is limited.
 
 use std::collections::VecDeque;
 
@@ -13,13 +14,13 @@ use super::{Action, Ended, LenderState, NoRoom, SlotId, Source, Store};
 /// Slots that one call looks at when a lender is dead or drained. A bound, not a measurement.
 const SWEEP_SLOTS: u32 = 4096;
 
-/// How long no copy is begun where front ends have the buffers.
+/// Pause before the next copy begins when no buffer can be spared for it.
 pub(super) const NO_BUFFER_PAUSE_NS: u64 = 1_000_000;
 
-/// How long no copy is begun after one has failed: what refuses is not asked at the full rate.
+/// Pause before the next copy begins after one has failed, so that a lender that refuses is not asked at the full rate.
 const FAILED_PAUSE_NS: u64 = 10_000_000;
 
-/// Slots that one call looks at in vain. A bound, not a measurement.
+/// Most slots that one call looks at in order to begin copies. A bound, not a measurement.
 const LOOKS_MAX: u32 = 256;
 
 /// Whether a copy has begun.
@@ -31,28 +32,28 @@ enum Begun {
     NoBuffer,
 }
 
-/// What is to be copied.
+/// Slots that are to be copied.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     /// Slots to look at.
     queue: VecDeque<SlotId>,
     /// Slots for which no lender had room; each once.
     waiting: VecDeque<SlotId>,
-    /// How many of those, from the first on, are to be looked at again.
+    /// Number of those, from the first on, that are to be looked at again.
     again: usize,
-    /// One of those has a place at a lender that is to be left, and would give it up, were not something else just being
-    /// freed.
+    /// One of those slots has a place at a lender that is drained or dead. The slot keeps this place only because other
+    /// places are just being freed, and its copy may get one of them.
     waits_for_freeing: bool,
     /// Where the search for slots with places at dead or drained lenders goes on.
     sweep: Option<SlotId>,
     in_flight: u32,
-    /// When the next one may begin.
+    /// When the next copy may begin.
     next_ns: u64,
     /// Lenders that are being drained because they end, and when they end.
     ending: Vec<(LenderId, u64)>,
 }
 
-/// Copies at once, as a multiple of the usual number, where a lender is about to end.
+/// Copies at once, as a multiple of the usual number, while a lender is about to end.
 const HURRY: u32 = 4;
 
 impl Copies {
@@ -62,7 +63,7 @@ impl Copies {
         self.look_again();
     }
 
-    /// There may be room for what waits.
+    /// Slots that wait are to be looked at again: there may be room for their copies.
     pub(super) fn look_again(&mut self) {
         self.again = self.waiting.len();
     }
@@ -71,7 +72,7 @@ impl Copies {
         self.sweep.is_none() && self.queue.is_empty() && self.again == 0 && self.in_flight == 0
     }
 
-    /// When the next one may begin; `most`: at once.
+    /// When the next copy may begin, if any slot is to be looked at. `most`: the most copies at once.
     pub(super) fn next_deadline(&self, most: u32) -> Option<u64> {
         let may_begin = (!self.queue.is_empty() || self.again > 0) && self.in_flight < most;
         (self.sweep.is_some() || may_begin).then_some(self.next_ns)
@@ -79,7 +80,7 @@ impl Copies {
 }
 
 impl Store {
-    /// Counts a stored slot's copies. If one is missing or is to be moved, that is done in the background.
+    /// Counts a stored slot's copies. If one is missing or is to be moved, queues the slot for a background copy.
     pub(super) fn look_at(&mut self, slot: SlotId) {
         let Some(known) = self.slots.get(slot).filter(|known| known.phase == Phase::Stored).copied() else {
             return;
@@ -101,7 +102,7 @@ impl Store {
         }
     }
 
-    /// Begins what may be begun.
+    /// Goes on with the search for slots to be copied, and begins the copies that may begin now.
     pub(super) fn copy(&mut self, now_ns: u64) {
         if let Some(from) = self.copies.sweep {
             let end = from.saturating_add(SWEEP_SLOTS).min(self.slots.count());
@@ -113,7 +114,7 @@ impl Store {
             self.copies.look_again();
         }
         let pause_ns = self.copy_pause_ns(now_ns);
-        // What was not begun while nothing called is not made up for.
+        // Of copies that were not begun because nothing called, no more than one burst is made up for.
         let burst_ns = pause_ns * u64::from(self.copies_at_once());
         self.copies.next_ns = self.copies.next_ns.max(now_ns.saturating_sub(burst_ns));
         let mut looks = 0;
@@ -131,13 +132,13 @@ impl Store {
         }
     }
 
-    /// How many copies are made at once.
+    /// Most copies that are made at once.
     pub(super) fn copies_at_once(&self) -> u32 {
         self.config.copies_in_flight * if self.copies.ending.is_empty() { 1 } else { HURRY }
     }
 
-    /// The time between two copies: the usual one, or less where a lender ends before all it has would be copied. A quarter of its time is
-    /// left for what goes wrong.
+    /// The time between the beginnings of two copies: the usual one, or less if a lender would end before all that it
+    /// has is copied. A quarter of the lender's time is kept in reserve for failures.
     fn copy_pause_ns(&mut self, now_ns: u64) -> u64 {
         let usual_ns = 1_000_000_000 / u64::from(self.config.copies_per_s.max(1));
         let lenders = &self.lenders;
@@ -152,13 +153,14 @@ impl Store {
         needed.min().map_or(usual_ns, |needed_ns| needed_ns.min(usual_ns))
     }
 
-    /// A lender that is being drained ends at this time: what it has is copied as fast as that needs.
+    /// A lender that is being drained ends at this time: its pages are copied fast enough for that.
     pub fn ends_at(&mut self, lender: LenderId, end_ns: u64) {
         self.copies.ending.retain(|&(id, _)| id != lender);
         self.copies.ending.push((lender, end_ns));
     }
 
-    /// Slots that are to be copied, and for whose copies no lender has room, where nothing else is left to be copied.
+    /// Number of slots for whose copies no lender has room; 0 as long as other copies are to be made or room may still
+    /// be found.
     pub fn without_room(&self) -> u64 {
         let copies = &self.copies;
         let is_stuck = copies.is_idle() && !self.works.is_freeing() && self.no_room(&[]) == NoRoom::Full;
@@ -175,7 +177,7 @@ impl Store {
         Some(slot)
     }
 
-    /// Begins to copy a slot, if it still needs that and can be.
+    /// Begins to copy a slot, if it still needs a copy and one can be made.
     fn begin_copy(&mut self, slot: SlotId) -> Begun {
         let Some(known) = self.slots.get_mut(slot) else { return Begun::No };
         known.is_queued = false;
@@ -198,7 +200,7 @@ impl Store {
         let except: Vec<LenderId> = whole.iter().map(|place| place.lender()).collect();
         let Some(to) = self.place_for_copy(slot, &except) else {
             let is_leaving = places.into_iter().flatten().any(|place| self.lenders.is_to_leave(place));
-            // One that is silent may be dead: what it has is not safe.
+            // A silent lender may be dead, so a copy there is not safe.
             let is_well = |place: &Place| self.lenders.get(place.lender()).is_some_and(Lender::is_well);
             if whole.iter().any(is_well) && is_leaving {
                 match self.no_room(&except) {
@@ -223,7 +225,8 @@ impl Store {
         Begun::Yes
     }
 
-    /// Another copy is safe, and there is no third lender: the one at a lender that is to be left is given up.
+    /// Gives up a slot's place at a lender that is drained or dead: the other copy is safe, and there is no third
+    /// lender.
     fn leave_with_one(&mut self, slot: SlotId) {
         let places = self.places(slot);
         let leaving =
@@ -231,14 +234,14 @@ impl Store {
         let Some((index, place)) = leaving.and_then(|index| Some((index, places[index]?))) else { return };
         if let Some(known) = self.slots.get_mut(slot) {
             known.places[index] = None;
-            // It is not queued a second time for being counted.
+            // The caller lets the slot wait, so `look_at` must not queue it, too.
             known.is_queued = true;
         }
         self.look_at(slot);
         self.retire(slot, place);
     }
 
-    /// No lender has room for a copy, or only silent ones have the data.
+    /// Lets a slot wait: no lender has room for its copy, or only silent lenders have its data.
     fn wait(&mut self, slot: SlotId) -> Begun {
         if let Some(known) = self.slots.get_mut(slot) {
             known.is_queued = true;
@@ -256,7 +259,7 @@ impl Store {
         }
     }
 
-    /// The first half of a copy has ended.
+    /// The first half of a copy, the read, has ended.
     pub(super) fn fetch_ended(
         &mut self,
         now_ns: u64,
@@ -285,13 +288,13 @@ impl Store {
                 from,
             );
         };
-        // The place is claimed by the next half before this one's claim ends.
+        // The second half claims the place before the claim of the first half ends.
         let io = self.works.begin(Work::Store { slot, to, buffer });
         self.unclaim(to);
         self.actions.push_back(Action::Write { io, to: location, from: Source::Buffer(buffer), pages: 1 });
     }
 
-    /// The second half of a copy has ended.
+    /// The second half of a copy, the write, has ended.
     pub(super) fn store_ended(
         &mut self,
         now_ns: u64,
@@ -305,8 +308,8 @@ impl Store {
         }
         let is_written = is_done && self.lenders.is_live(to);
         let places = self.places(slot);
-        // The copy that it replaces: one that is of no use any more, one that is missing, or one that is to be left, of
-        // a dead lender first.
+        // The place that the new one replaces. In this order: one that cannot be read any more, a missing one, one at a
+        // dead lender, one at a lender that is being drained.
         let use_of = |place: Option<Place>| match place {
             None if self.config.copies > 1 => Some(1),
             None => None,
@@ -346,7 +349,7 @@ impl Store {
         self.buffer_done(now_ns, buffer);
         if is_corrupt {
             if !self.has_other(slot, from) {
-                // Nothing can be copied from it now.
+                // The copy at `from` is corrupt and no other place of the slot can be read: the slot waits.
                 self.wait(slot);
                 self.free_if_unused(slot);
                 return;
@@ -357,7 +360,8 @@ impl Store {
         self.free_if_unused(slot);
     }
 
-    /// Copies that wait for a silent or dead lender are given up, and made from or to another.
+    /// Gives up the background copies that wait for a silent or dead lender. They are made again from another lender,
+    /// or to another.
     pub(super) fn give_up_copies_of(&mut self, lender: LenderId) {
         for (slot, to) in self.works.abandon_copies(lender) {
             self.free_place(to);
@@ -370,7 +374,7 @@ impl Store {
         }
     }
 
-    /// A slot does not use a place any more; a front end may be reading it directly.
+    /// Frees a place that a slot has given up; if a front end may be reading it directly, only after that.
     pub(super) fn retire(&mut self, slot: SlotId, place: Place) {
         if self.slots.get(slot).is_some_and(|slot| slot.pins > 0) {
             self.retired.entry(slot).or_default().push(place);
@@ -411,7 +415,7 @@ impl Store {
         }
     }
 
-    /// Nothing is under way.
+    /// Whether nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.works.is_empty() && self.reads_open() == 0 && self.saving.is_empty() && self.copies.is_idle()
     }

@@ -1,4 +1,4 @@
-//! Borrowing more, and giving back.
+//! Borrowing segments from lenders, and giving them back.
 
 use super::lenders::{LenderId, LenderState, Place};
 use super::{Action, NoRoom, SlotId, Store};
@@ -8,11 +8,11 @@ use super::{Action, NoRoom, SlotId, Store};
 pub enum Refused {
     /// It has no more than this many pages.
     HasOnly(u32),
-    /// The question failed; another one may succeed.
+    /// The request failed; another one may succeed.
     Failed,
 }
 
-/// Questions in a row that may fail before a lender counts as one that has nothing. A bound, not a measurement.
+/// Requests in a row that may fail before a lender counts as one that has nothing to lend. A bound, not a measurement.
 const FAILURES_MAX: u32 = 5;
 
 /// A segment that was lent.
@@ -27,7 +27,7 @@ pub struct Lent {
 }
 
 impl Store {
-    /// Places for a new slot.
+    /// Takes the places for a new slot.
     pub(super) fn find_places(&mut self) -> Result<[Option<Place>; 2], NoRoom> {
         let Some(first) = self.take_place(0, &[], None).or_else(|| {
             self.grow_all();
@@ -35,7 +35,7 @@ impl Store {
         }) else {
             return match self.no_room(&[]) {
                 NoRoom::NotYet => Err(NoRoom::NotYet),
-                // It is moved away later, if there is room then.
+                // A place at a lender that is being drained: its page is moved away later, if there is room then.
                 NoRoom::Full => {
                     self.lenders.take_leaving().map(|place| [Some(place), None]).ok_or(NoRoom::Full)
                 }
@@ -48,7 +48,7 @@ impl Store {
         let host = self.lenders.host(first);
         let second = self.take_place(1, &except, host).or_else(|| {
             self.grow_all();
-            // Another lender on the same machine only if none elsewhere can be had soon.
+            // A lender on the same machine is taken only if none elsewhere can be had soon.
             let waits = self.is_growing(&except, host);
             if waits { None } else { self.take_place(1, &except, None) }
         });
@@ -56,11 +56,11 @@ impl Store {
             self.free_place(first);
             return Err(NoRoom::NotYet);
         }
-        // With one place, rather than not at all.
+        // A slot with one place is better than none.
         Ok([Some(first), second])
     }
 
-    /// Takes a page, and asks for more in time.
+    /// Takes a page, and asks its lender for more memory in time.
     pub(super) fn take_place(
         &mut self,
         copy: usize,
@@ -72,7 +72,7 @@ impl Store {
         Some(place)
     }
 
-    /// Whether a lender that is well, and none of these, has been asked for memory.
+    /// Whether a lender that is well, is not in `except` and is not on the machine `host` has been asked for memory.
     fn is_growing(&self, except: &[LenderId], host: Option<u64>) -> bool {
         self.lenders.ids().filter(|id| !except.contains(id)).any(|id| {
             self.lenders.get(id).is_some_and(|lender| {
@@ -96,18 +96,19 @@ impl Store {
         };
         let others = || self.lenders.ids().filter(|id| !except.contains(id));
         let waits = self.works.is_freeing() || self.is_growing(except, None) || others().any(has_failed);
-        // Also of these: what is there already is safe only if they are heard.
+        // Lenders in `except` count here, too: copies that they have already are safe only if they are heard.
         if waits || self.lenders.ids().any(may_be_heard) { NoRoom::NotYet } else { NoRoom::Full }
     }
 
-    /// Asks every lender that has little left for more: before the first slot is taken, this makes that quick.
+    /// Asks every lender with little unused memory for more. If this is called before the first slot is taken, that
+    /// slot need not wait.
     pub fn grow_all(&mut self) {
         for id in self.lenders.ids() {
             self.grow(id);
         }
     }
 
-    /// Asks a lender for a further segment if little is left.
+    /// Asks a lender for a further segment if few of its pages are unused.
     pub(super) fn grow(&mut self, id: LenderId) {
         let config = self.config;
         let Some(lender) = self.lenders.get(id) else { return };
@@ -120,9 +121,10 @@ impl Store {
         {
             return;
         }
-        // A slot has one place there at most, and some pages more may wait for late reads and writes.
+        // A slot has at most one place at this lender. A quarter more is for places that wait for late reads and
+        // writes.
         let most = u64::from(config.slots_max) * 5 / 4;
-        // Each as large as half of what there is, so that there are few of them.
+        // Each segment is as large as half of what is borrowed already, so that there are few segments.
         let half = lender.borrowed_pages() / 2;
         let size = (half - half % u64::from(config.segment_least_pages.max(1)))
             .clamp(u64::from(config.segment_least_pages), u64::from(config.segment_most_pages));
@@ -150,12 +152,12 @@ impl Store {
                 self.copies.look_again();
                 self.move_waiting_writes();
             }
-            // Too late: it is drained or dead by now.
+            // The answer comes too late: the lender is drained or dead by now.
             Ok(lent) => {
                 self.actions.push_back(Action::GiveBack { lender: id, segment: lent.segment });
                 self.give_back_drained(id);
             }
-            // It lends what it has left.
+            // The lender has less than it was asked for: it is asked for that.
             Err(Refused::HasOnly(pages)) if lender.is_well() && (1..asked.unwrap_or(0)).contains(&pages) => {
                 self.ask(id, pages);
             }
@@ -170,7 +172,7 @@ impl Store {
         }
     }
 
-    /// Gives segments back that were unused for long, and lets lenders be asked again.
+    /// Gives segments back that were unused for long, and ends the pause of lenders that may be asked again.
     pub(super) fn give_back_unused(&mut self, now_ns: u64) {
         if self.next_unused_check_ns.is_none_or(|check| now_ns < check) {
             return;
@@ -207,7 +209,7 @@ impl Store {
         }
     }
 
-    /// Gives back what a drained or dead lender has lent, once nothing there is used.
+    /// Gives back the segments of a drained or dead lender as soon as no slot needs a page there.
     pub(super) fn give_back_drained(&mut self, id: LenderId) {
         if !self.lenders.is_newly_drained(id, || self.works.never_free(id)) {
             return;
@@ -223,7 +225,8 @@ impl Store {
         self.actions.push_back(Action::Drained { lender: id });
     }
 
-    /// Makes room where a slot waits for a place: whether one could be had now or soon.
+    /// Takes a page for a copy of a slot, if possible on another machine than the copy that it has. If there is none,
+    /// asks the lenders for more memory.
     pub(super) fn place_for_copy(&mut self, slot: SlotId, except: &[LenderId]) -> Option<Place> {
         let hosts: Vec<u64> = self
             .places(slot)
@@ -241,7 +244,7 @@ impl Store {
     }
 }
 
-/// Pages that are kept unused: half a segment.
+/// Number of pages of a lender that are kept unused: half of its largest segment.
 fn keep_pages(largest_segment: u32, least: u32) -> u32 {
     (largest_segment.max(least) / 2).max(1)
 }

@@ -1,8 +1,9 @@
-//! Lenders, their segments, and which pages of those are used.
+//! Lenders, their segments, and which pages of these are used.
 //!
-//! The pages of one lender are numbered through its segments. Pages are taken one after another, so that what is
-//! written together lies together and is moved by one transfer; and the search begins anew where twice the pages in
-//! use end: far pages used lately are warm in caches and page tables, others are not.
+//! The pages of one lender are numbered across its segments. Pages are taken in ascending order, so that pages that are
+//! written together lie together and are moved by one transfer. When the search for a page has passed twice as many
+//! pages as are in use, it begins again at the first page: far pages that were used lately are warm in caches and page
+//! tables, others are not.
 
 use std::cmp::Reverse;
 use std::num::NonZeroU64;
@@ -18,7 +19,7 @@ pub struct LenderId(pub u32);
 pub struct Place(NonZeroU64);
 
 const SEGMENT_SHIFT: u32 = 18;
-/// Keeps the number from zero.
+/// Set in every place, so that its number is never zero.
 const MARK: u64 = 1 << 63;
 
 impl Place {
@@ -69,20 +70,20 @@ impl std::fmt::Debug for Place {
 pub struct Newcomer {
     /// Names the machine it is on. Two copies go to two hosts if possible.
     pub host: u64,
-    /// The less, the sooner it is read from.
+    /// Of two copies, the one at the lender with the smaller distance is read first.
     pub distance: u32,
-    /// A round trip to it, if known.
+    /// Time of a round trip to it; 0 if it is not known, or if its memory is reached directly.
     pub round_trip_ns: u64,
 }
 
-/// Whether a lender may be used.
+/// What a lender may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LenderState {
     /// For everything.
     Active,
     /// Everything is being moved away from it.
     Draining,
-    /// It is dead, and what it lent is mapped here: it may be read, and is being copied elsewhere.
+    /// It is dead, and what it lent is mapped here: its pages may be read, and are being copied elsewhere.
     DeadReadable,
     /// It is dead, or has been drained.
     Gone,
@@ -94,18 +95,18 @@ struct Segment {
     name: u64,
     pages: u32,
     used: u32,
-    /// Where it is mapped here.
+    /// Address at which it is mapped here, if it is.
     direct: Option<u64>,
-    /// A bit for each page that is used.
+    /// A bit for each page: set while the page is used.
     bits: Vec<u64>,
-    /// It was given back; its number may be another one's.
+    /// It was given back: its number may be used for another segment.
     is_gone: bool,
-    /// Since when it was seen to be unused.
+    /// When it was first seen to be unused.
     unused_since_ns: Option<u64>,
 }
 
 impl Segment {
-    /// The first unused page from this one on.
+    /// The first unused page, from page `from` on.
     fn find(&self, from: u32) -> Option<u32> {
         let mut word = from as usize / 64;
         let mut mask = (1u64 << (from % 64)) - 1;
@@ -138,17 +139,17 @@ pub(super) struct Lender {
     used: u64,
     /// Where the search for an unused page begins: segment and page.
     cursor: (usize, u32),
-    /// Pages before the cursor, about.
+    /// About how many pages the cursor has passed since the search began at the first page.
     passed: u64,
-    /// The pages of a question that the lender has not answered.
+    /// Number of pages that the lender was asked for, until it answers.
     pub(super) asked: Option<u32>,
-    /// It is not asked again before.
+    /// Time before which it is not asked for memory again; 0: it may be asked now.
     pub(super) ask_after_ns: u64,
-    /// Questions in a row that failed.
+    /// Requests for memory that failed in a row.
     pub(super) failures: u32,
     /// Reads under way.
     reads: u32,
-    /// When it was read from last, by the number of reads until then.
+    /// When it was last read from, as the number of reads that had begun at all lenders.
     last_read: u64,
     /// Pages that came from it and went to it.
     pub(super) traffic: Traffic,
@@ -165,11 +166,11 @@ pub struct Traffic {
     pub pages_written: u64,
 }
 
-/// Reads under way at one lender before another is read from as well. One that has just been read from is awake: waking
-/// another takes as long as some ten pages of 4 KiB at 10 Gb/s.
+/// Number of reads under way at one lender at which another lender is read from as well. A lender that has just been
+/// read from is awake: waking another takes as long as some ten pages of 4 KiB at 10 Gb/s.
 const READS_OF_ONE: u32 = 8;
 
-/// Fewer pages in use than this are not worth beginning the search anew for.
+/// The search for an unused page passes at least this many pages before it begins anew.
 const ROUND_LEAST: u64 = 4096;
 
 impl Lender {
@@ -197,12 +198,12 @@ impl Lender {
         self.free
     }
 
-    /// New data may go there.
+    /// Whether new data may be written to it.
     pub(super) fn is_well(&self) -> bool {
         self.state == LenderState::Active && !self.is_suspect
     }
 
-    /// Whether it is on this machine.
+    /// Whether it is on the machine `host`.
     pub(super) fn is_on(&self, host: u64) -> bool {
         self.newcomer.host == host
     }
@@ -219,7 +220,7 @@ impl Lender {
     pub(super) fn lend(&mut self, name: u64, pages: u32, direct: Option<u64>) {
         let bits = vec![0; pages.div_ceil(64) as usize];
         let segment = Segment { name, pages, used: 0, direct, bits, is_gone: false, unused_since_ns: None };
-        // Nothing of one that was given back is used.
+        // A segment that was given back has no used page: its number can be used again.
         match self.segments.iter_mut().find(|segment| segment.is_gone) {
             Some(gone) => *gone = segment,
             None => self.segments.push(segment),
@@ -237,7 +238,7 @@ impl Lender {
             (self.cursor, self.passed) = ((0, 0), 0);
         }
         let count = self.segments.len();
-        // The cursor's segment once more at the end, from its beginning.
+        // The last step looks at the cursor's segment once more, from its beginning.
         for step in 0..=count {
             let (index, from) = match step {
                 0 => self.cursor,
@@ -281,17 +282,18 @@ impl Lender {
         self.free += 1;
     }
 
-    /// All segments, which are to be given back now.
+    /// Names of all segments, which are to be given back now.
     pub(super) fn all_segments(&mut self) -> Vec<u64> {
         let lent = self.segments.iter().filter(|segment| !segment.is_gone);
         lent.map(|segment| segment.name).collect()
     }
 
-    /// Segments that are to be given back now: unused for this long, while enough of the others is unused.
+    /// Removes segments that are to be given back now, and returns their names: those that were unused for `unused_ns`,
+    /// as long as at least `keep_pages` unused pages are left.
     pub(super) fn unused_segments(&mut self, now_ns: u64, unused_ns: u64, keep_pages: u64) -> Vec<u64> {
         let mut names = Vec::new();
         let mut free = self.free;
-        // The last ones are used least.
+        // The last segments are used least.
         for segment in self.segments.iter_mut().rev().filter(|segment| !segment.is_gone && segment.used == 0)
         {
             let since = *segment.unused_since_ns.get_or_insert(now_ns);
@@ -313,11 +315,11 @@ impl Lender {
     }
 }
 
-/// The stream of places of one copy: which lender it is at.
+/// Where places for the first copies, or those for the second ones, are taken at present.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
     lender: Option<LenderId>,
-    /// Pages until it goes on to the next one.
+    /// Pages until the stream goes on to the next lender.
     left: u32,
 }
 
@@ -327,7 +329,7 @@ pub(super) struct Lenders {
     all: Vec<Lender>,
     streams: [Stream; 2],
     stripe_pages: u32,
-    /// Reads so far.
+    /// Reads that have begun so far, at all lenders.
     reads: u64,
 }
 
@@ -371,18 +373,18 @@ impl Lenders {
         (0..self.all.len() as u32).map(LenderId)
     }
 
-    /// Those that are alive.
+    /// The lenders that are alive.
     pub(super) fn usable(&self) -> impl Iterator<Item = &Lender> {
         self.all.iter().filter(|lender| matches!(lender.state, LenderState::Active | LenderState::Draining))
     }
 
-    /// Returns whether that is new.
+    /// Notes whether a lender is silent. Returns whether that has changed.
     pub(super) fn set_suspect(&mut self, id: LenderId, is_suspect: bool) -> bool {
         let lender = self.get_mut(id).filter(|lender| !lender.is_dead() && lender.is_suspect != is_suspect);
         lender.map(|lender| lender.is_suspect = is_suspect).is_some()
     }
 
-    /// Returns whether that is new.
+    /// Notes that a lender is dead. Returns whether its state has changed.
     pub(super) fn set_dead(&mut self, id: LenderId, is_readable: bool) -> bool {
         let Some(lender) = self.get_mut(id) else { return false };
         let state = if is_readable { LenderState::DeadReadable } else { LenderState::Gone };
@@ -396,13 +398,14 @@ impl Lenders {
         true
     }
 
-    /// Returns whether that is new.
+    /// Notes that a lender is to be drained. Returns whether its state has changed.
     pub(super) fn set_draining(&mut self, id: LenderId) -> bool {
         let lender = self.get_mut(id).filter(|lender| lender.state == LenderState::Active);
         lender.map(|lender| lender.state = LenderState::Draining).is_some()
     }
 
-    /// True once, when all used pages of a drained or dead lender are ones that no slot needs; `not_needed` counts those.
+    /// Returns true once, when no slot needs any page of a lender that is being drained or is dead. `not_needed` counts
+    /// its used pages that no slot needs.
     pub(super) fn is_newly_drained(&mut self, id: LenderId, not_needed: impl FnOnce() -> u64) -> bool {
         let Some(lender) = self.get_mut(id) else { return false };
         let is_drained = matches!(lender.state, LenderState::Draining | LenderState::DeadReadable)
@@ -420,7 +423,8 @@ impl Lenders {
         }
     }
 
-    /// Takes a page for a copy (0 or 1), at a lender that is well and not among these. `host`: not there, either.
+    /// Takes a page for a copy (0 or 1), at a lender that is well, is not in `except`, and is not on the machine
+    /// `host`.
     pub(super) fn take(&mut self, copy: usize, except: &[LenderId], host: Option<u64>) -> Option<Place> {
         let may = |id: LenderId, lender: &Lender| {
             lender.is_well()
@@ -450,7 +454,7 @@ impl Lenders {
         self.get_mut(id)?.take(id)
     }
 
-    /// Whether a lender that has to answer what is written to it is silent.
+    /// Whether an active lender, which has to acknowledge writes, is silent.
     pub(super) fn is_one_silent(&self) -> bool {
         let is_silent = |lender: &Lender| lender.state == LenderState::Active && lender.is_suspect;
         self.ids().any(|id| self.get(id).is_some_and(is_silent))
@@ -474,7 +478,7 @@ impl Lenders {
         self.get_mut(id)?.take(id)
     }
 
-    /// A read begins. Returns how long a round trip to its lender takes, if known.
+    /// A read begins. Returns how long a round trip to its lender takes; 0 if that is not known.
     pub(super) fn read_begins(&mut self, id: LenderId) -> u64 {
         self.reads += 1;
         let reads = self.reads;
@@ -504,22 +508,22 @@ impl Lenders {
         self.host(one) == self.host(other)
     }
 
-    /// It is dead, and nothing there is waited for.
+    /// Whether a lender is gone, so that no read or write there is waited for.
     pub(super) fn is_fenced(&self, id: LenderId) -> bool {
         self.get(id).is_none_or(|lender| lender.state == LenderState::Gone)
     }
 
-    /// What is stored there may be read.
+    /// Whether what is stored at a place may be read.
     pub(super) fn is_readable(&self, place: Place) -> bool {
         !self.is_fenced(place.lender())
     }
 
-    /// What is stored there counts as a copy.
+    /// Whether what is stored at a place counts as a copy.
     pub(super) fn is_live(&self, place: Place) -> bool {
         self.get(place.lender()).is_some_and(|lender| !lender.is_dead())
     }
 
-    /// What is stored there is to be moved away.
+    /// Whether what is stored at a place is to be moved away.
     pub(super) fn is_to_leave(&self, place: Place) -> bool {
         self.get(place.lender()).is_none_or(|lender| lender.state != LenderState::Active)
     }
@@ -534,7 +538,7 @@ impl Lenders {
         })
     }
 
-    /// Where a page is mapped here.
+    /// Address at which a page is mapped here, if it is.
     pub(super) fn direct(&self, place: Place) -> Option<u64> {
         let segment = self.all.get(place.lender().0 as usize)?.segments.get(place.segment())?;
         segment.direct.map(|base| base + (u64::from(place.page()) << 12))
@@ -544,16 +548,16 @@ impl Lenders {
         self.direct(place).filter(|_| self.is_readable(place))
     }
 
-    /// How readily a place is copied elsewhere: the least first. None: it cannot be.
+    /// The cost of copying a place elsewhere: the place with the least cost is copied. `None`: it cannot be read.
     pub(super) fn cost_of_copying(&self, place: Place) -> Option<(bool, u32, u32)> {
         let (is_silent, distance, ..) = self.cost_of_reading(place)?;
         Some((is_silent, distance, self.get(place.lender())?.reads))
     }
 
-    /// How readily a place is read for a front end: the least first. None: it cannot be.
+    /// The cost of reading a place for a front end: the place with the least cost is read. `None`: it cannot be read.
     pub(super) fn cost_of_reading(&self, place: Place) -> Option<(bool, u32, u32, Reverse<u64>)> {
         let lender = self.get(place.lender()).filter(|lender| lender.state != LenderState::Gone)?;
-        // What a dead lender has left is mapped here.
+        // The memory of a dead lender that can still be read is mapped here, so its silence does not matter.
         let is_silent = lender.is_suspect && lender.state != LenderState::DeadReadable;
         let load = lender.reads / READS_OF_ONE;
         Some((is_silent, lender.newcomer.distance, load, Reverse(lender.last_read)))
@@ -561,7 +565,7 @@ impl Lenders {
 }
 
 impl Lender {
-    /// Nothing of it is used again.
+    /// Drops the segments: none of their pages is used again.
     fn forget(&mut self) {
         self.segments = Vec::new();
         (self.free, self.used, self.largest) = (0, 0, 0);

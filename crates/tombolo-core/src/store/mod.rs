@@ -57,25 +57,26 @@ pub struct Config {
     pub copies: u8,
     /// Most slots in use at once.
     pub slots_max: u32,
-    /// Pages of the first segment that is borrowed of a lender.
+    /// Pages of the first segment that is borrowed from a lender.
     pub segment_least_pages: u32,
     /// Most pages of one segment, at most [`Place::SEGMENT_PAGES_MAX`].
     pub segment_most_pages: u32,
     /// Pages that follow each other at one lender before the next lender is used.
     pub stripe_pages: u32,
-    /// Reads through buffers at once, those of background copies included.
+    /// Number of buffers, and so the most reads through them at once, those of background copies included.
     pub buffers: u32,
     /// How long a read may take before the other copy is read, too, unless four round trips are longer.
     pub late_read_ns: u64,
-    /// Background copies at once.
+    /// Most background copies at once.
     pub copies_in_flight: u32,
-    /// Background copies a second, at most.
+    /// Most background copies a second.
     pub copies_per_s: u32,
     /// How long a lender that has refused to lend is not asked again.
     pub ask_again_ns: u64,
     /// How long a segment must be unused before it is given back.
     pub unused_ns: u64,
-    /// A front end writes a lone place itself where that is mapped. If not, all writes are [`Action::Write`].
+    /// Whether a front end itself writes the page of a slot with one place, if that place is mapped here. If false, all
+    /// writes are [`Action::Write`].
     pub has_direct_writes: bool,
 }
 
@@ -104,7 +105,7 @@ pub type SlotId = u32;
 /// Why no slot can be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoom {
-    /// A lender has been asked for more, or may be heard again: try later.
+    /// A lender has been asked for more memory, or a silent one may be heard again: try later.
     #[error("far memory is being borrowed")]
     NotYet,
     /// All that may be borrowed is in use.
@@ -117,7 +118,7 @@ pub enum NoRoom {
 #[error("no other lender is there for what it has: add one first")]
 pub struct NoOtherLender;
 
-/// The data of a slot cannot be had or kept: no lender is left for it.
+/// The data of a slot cannot be read or stored: no lender is left for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the lender of these pages is gone")]
 pub struct Gone;
@@ -131,7 +132,7 @@ pub enum Source {
     Buffer(u32),
 }
 
-/// A run of pages in a segment.
+/// Where a page is, or where a run of pages begins, in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
     /// Its lender.
@@ -174,20 +175,21 @@ pub enum Action {
     Write {
         /// Names this write.
         io: Io,
-        /// First page there.
+        /// Where the first page goes.
         to: Location,
-        /// First page here.
+        /// Where the first page comes from.
         from: Source,
         /// How many pages, which follow each other at both ends.
         pages: u32,
     },
-    /// Read pages into buffers; report the end of each with [`Store::completed`]: [`Io::offset`] names them.
+    /// Read pages into buffers; report the end of each page with [`Store::completed`], under the name that
+    /// [`Io::offset`] gives it.
     Read {
         /// Names the read of the first page.
         io: Io,
-        /// That page.
+        /// Where that page is.
         from: Location,
-        /// Number of its buffer.
+        /// Number of its buffer. Each further page goes to the next buffer.
         buffer: u32,
         /// How many pages, which follow each other at both ends.
         pages: u32,
@@ -206,7 +208,7 @@ pub enum Action {
         /// Number of the buffer that has the page.
         buffer: Result<u32, Gone>,
     },
-    /// A lender that was to be drained has nothing of this store any more.
+    /// Tell the front end that a lender that is drained or dead has nothing of this store any more.
     Drained {
         /// Which lender.
         lender: LenderId,
@@ -218,7 +220,7 @@ pub enum Action {
 pub enum Ended {
     /// Every byte has arrived. Of a read: the CRC32C of the page.
     Done {
-        /// The checksum; of a write, it is ignored.
+        /// CRC32C of the page that was read; ignored for a write.
         checksum: u32,
     },
     /// It has failed, and no byte of it will arrive any more.
@@ -227,7 +229,7 @@ pub enum Ended {
     MayStillArrive,
 }
 
-/// Numbers of what has happened.
+/// Counters of what has happened in a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Slots that were stored with fewer copies than wanted.
@@ -238,7 +240,7 @@ pub struct Counters {
     pub copies_moved: u64,
     /// Reads for which the other copy was read, too.
     pub reads_doubled: u64,
-    /// Reads that the second copy answered.
+    /// Reads that another copy answered than the one that was read first.
     pub reads_by_other: u64,
     /// Pages that were read with a checksum other than that of what was written.
     pub corrupt_pages: u64,
@@ -250,7 +252,7 @@ pub struct Counters {
     pub late_reports: u64,
 }
 
-/// What a lender has of this store, and how it is.
+/// State of a lender, and what it has of this store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LenderStatus {
     /// Its state.
@@ -261,9 +263,9 @@ pub struct LenderStatus {
     pub borrowed_pages: u64,
     /// Pages of those that are used.
     pub used_pages: u64,
-    /// What has come from it and gone to it.
+    /// Pages read from it and written to it.
     pub traffic: Traffic,
-    /// It was to be drained, and has nothing of this store any more.
+    /// It is drained or dead, and has nothing of this store any more.
     pub is_drained: bool,
 }
 
@@ -278,7 +280,7 @@ pub struct Store {
     saving: Lookup<SlotId, Saving>,
     reads: Reads,
     copies: Copies,
-    /// Places that moved copies have left while a front end was reading them directly.
+    /// Places that slots have given up while a front end was reading these slots directly.
     retired: BTreeMap<SlotId, Vec<Place>>,
     actions: VecDeque<Action>,
     counters: Counters,
@@ -316,7 +318,7 @@ impl Store {
         id
     }
 
-    /// How many lenders have come, each life of one counted.
+    /// Number of lenders that were ever added. Each life of a node counts.
     pub fn lives(&self) -> u64 {
         self.lenders.ids().count() as u64
     }
@@ -331,19 +333,19 @@ impl Store {
         self.lenders.usable().map(|lender| lender.borrowed_pages()).sum()
     }
 
-    /// Numbers of what has happened.
+    /// Counters of what has happened so far.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Slots that are stored with fewer copies than wanted. After the death of a lender this grows as
-    /// [`Store::poll`] finds them.
+    /// Number of slots that are stored with fewer copies than wanted. After the death of a lender, it grows as
+    /// [`Store::poll`] finds such slots.
     pub fn degraded(&self) -> u64 {
         self.degraded
     }
 
-    /// Copies that are to be made: of slots that have too few, and of pages at lenders that are drained. After the
-    /// death of a lender this grows as [`Store::poll`] finds them.
+    /// Number of copies that are to be made: of slots that have too few, and of pages at lenders that are being
+    /// drained. After the death of a lender, it grows as [`Store::poll`] finds them.
     pub fn copies_waiting(&self) -> u64 {
         let draining = self.lenders.ids().filter_map(|id| {
             let lender = self.lenders.get(id).filter(|lender| lender.state() == LenderState::Draining)?;
@@ -352,17 +354,18 @@ impl Store {
         self.degraded + draining.sum::<u64>()
     }
 
-    /// Whether all that the death or drain of a lender asks for has been found and done, or waits for a lender.
+    /// Whether all copies that the death or drain of a lender asks for have been found, and each has been made or waits
+    /// for a lender.
     pub fn is_settled(&self) -> bool {
         self.copies.is_idle()
     }
 
-    /// Whether a lender is silent, so that what is written may take long.
+    /// Whether an active lender is silent, so that writes may take long.
     pub fn waits_for_lender(&self) -> bool {
         self.lenders.is_one_silent()
     }
 
-    /// How a lender is.
+    /// The status of a lender.
     pub fn lender(&self, id: LenderId) -> Option<LenderStatus> {
         self.lenders.get(id).map(|lender| LenderStatus {
             state: lender.state(),
@@ -384,8 +387,8 @@ impl Store {
         self.lenders.location(place)
     }
 
-    /// Takes a slot, for one user. Where its only place can be reached directly, also says where: the caller may
-    /// write the page there itself and then call [`Store::commit`].
+    /// Takes a slot, for one user. If it has one place, and that is mapped here, also returns the address: the caller
+    /// may write the page there itself and then call [`Store::commit`].
     ///
     /// # Errors
     /// [`NoRoom`].
@@ -424,7 +427,7 @@ impl Store {
         Ok(())
     }
 
-    /// One more user of a slot. False: no further one can be counted.
+    /// Adds a user to a slot. False: no further user can be counted.
     #[must_use]
     pub fn share(&mut self, slot: SlotId) -> bool {
         self.slots.get_mut(slot).is_some_and(|slot| {
@@ -434,12 +437,12 @@ impl Store {
         })
     }
 
-    /// Users of a slot.
+    /// Number of users of a slot.
     pub fn users(&self, slot: SlotId) -> u16 {
         self.slots.get(slot).map_or(0, |slot| slot.users)
     }
 
-    /// One user less. The last one frees the slot, as soon as nothing reads or writes it.
+    /// Takes one user from a slot. A slot without users is freed as soon as nothing reads or writes it.
     pub fn release(&mut self, slot: SlotId) {
         if let Some(known) = self.slots.get_mut(slot).filter(|known| known.users > 0) {
             known.users -= 1;
@@ -447,7 +450,7 @@ impl Store {
         }
     }
 
-    /// Where a slot's page can be read directly, if it can.
+    /// Address at which a slot's page can be read directly, if it can.
     pub fn direct(&self, slot: SlotId) -> Option<u64> {
         self.place_to_read_directly(slot).map(|(_, address)| address)
     }
@@ -457,8 +460,8 @@ impl Store {
         self.slots.get(slot)?.places.into_iter().flatten().find_map(direct)
     }
 
-    /// Where a slot's page can be read directly, if it can; its place is not used for another slot until
-    /// [`Store::unpin`].
+    /// Begins a direct read, if a slot's page can be read directly: returns its address. Its place is not used for
+    /// another slot until [`Store::unpin`].
     ///
     /// # Errors
     /// [`Gone`]: no lender has it any more.
@@ -493,7 +496,7 @@ impl Store {
         }
     }
 
-    /// Whether a stored slot's data cannot be had any more.
+    /// Whether the data of a stored slot cannot be read any more. Also true of a slot that is not in use.
     pub fn is_lost(&self, slot: SlotId) -> bool {
         self.slots.get(slot).is_none_or(|slot| {
             slot.phase == Phase::Stored
@@ -501,7 +504,7 @@ impl Store {
         })
     }
 
-    /// A read or write of [`Action`] has ended. Of one that was reported before, nothing follows.
+    /// A read or write of an [`Action`] has ended. A second report of the same one is only counted.
     pub fn completed(&mut self, now_ns: u64, io: Io, ended: Ended) {
         let Some(work) = self.works.end(io) else {
             self.counters.late_reports += 1;
@@ -522,7 +525,7 @@ impl Store {
         }
     }
 
-    /// A lender has come, or is heard again.
+    /// A lender has joined or is heard again, so it may have room for copies and writes that wait.
     fn may_be_room(&mut self, lender: LenderId) {
         if self.slots.used() > 0 {
             self.grow(lender);
@@ -531,7 +534,7 @@ impl Store {
         self.move_waiting_writes();
     }
 
-    /// A lender is dead: that life of it is never used again. `is_readable`: what it lent is mapped here, and may
+    /// A lender is dead: that life of the node is never used again. `is_readable`: what it lent is mapped here, and may
     /// be read until it has been copied elsewhere.
     pub fn set_dead(&mut self, now_ns: u64, lender: LenderId, is_readable: bool) {
         if !self.lenders.set_dead(lender, is_readable) {
@@ -547,7 +550,7 @@ impl Store {
         self.give_back_drained(lender);
     }
 
-    /// Everything is to be moved away from a lender. [`Action::Drained`] says when that is done.
+    /// Begins to move everything away from a lender. [`Action::Drained`] reports the end.
     ///
     /// # Errors
     /// [`NoOtherLender`].
@@ -564,7 +567,7 @@ impl Store {
         Ok(())
     }
 
-    /// A slot's page could not be read directly at this address. True: there is another way to it.
+    /// A slot's page could not be read directly at this address. True: it can be read in another way.
     pub fn direct_read_failed(&mut self, slot: SlotId, address: u64) -> bool {
         if self.is_lost(slot) {
             return false;
@@ -575,7 +578,7 @@ impl Store {
         let places = self.places(slot);
         let failed = places.into_iter().flatten().find(|&place| self.lenders.direct(place) == Some(address));
         match failed.filter(|&failed| self.has_other(slot, failed)) {
-            // If it is just being copied, the end of that decides.
+            // If the slot is being copied just now, the end of the copy decides about this place.
             Some(place) => {
                 self.give_up_place(slot, place);
                 true
@@ -608,24 +611,24 @@ impl Store {
         .min()
     }
 
-    /// Whether reads or copies at lenders are under way. (A front end that writes waits for the end itself.)
+    /// Whether reads or copies at lenders are under way. (A front end waits for the end of its writes itself.)
     pub fn is_at_work(&self) -> bool {
         self.works.has_more_than_saves()
     }
 
-    /// Whether [`Store::poll`] has something now.
+    /// Whether actions are ready for [`Store::poll`].
     pub fn has_actions(&self) -> bool {
         !self.actions.is_empty()
     }
 
-    /// Reads and writes of a lender that is silent or dead go elsewhere where they can.
+    /// Sends the reads and writes of a silent or dead lender to other lenders, where they can take them.
     fn unwell(&mut self, now_ns: u64, lender: LenderId) {
         self.double_reads_of(now_ns, lender);
         self.move_writes_of(lender);
         self.give_up_copies_of(lender);
     }
 
-    /// A slot's data is safe.
+    /// Notes that a slot is stored.
     fn stored(&mut self, slot: SlotId, checksum: Option<u32>) {
         if let Some(known) = self.slots.get_mut(slot) {
             known.phase = Phase::Stored;
@@ -641,7 +644,7 @@ impl Store {
         self.free_if_unused(slot);
     }
 
-    /// A slot without users is free when nothing reads, writes or copies it.
+    /// Frees a slot if it has no users and nothing reads, writes or copies it.
     fn free_if_unused(&mut self, slot: SlotId) {
         let Some(known) = self.slots.get(slot) else { return };
         let is_busy = known.pins > 0 || known.is_copying || known.phase == Phase::Saving;
@@ -655,12 +658,12 @@ impl Store {
         self.slots.free(slot);
     }
 
-    /// A place is not needed any more. It is used again when nothing reads or writes there.
+    /// Frees a place that no slot needs any more, as soon as nothing reads or writes there.
     fn free_place(&mut self, place: Place) {
         if self.lenders.is_fenced(place.lender()) || !self.works.free_later(place) {
             self.lenders.free(place);
         }
-        // Also of a place that is never free: a drain does not wait for those.
+        // This also holds for a place that is never freed: a drain does not wait for such places.
         self.give_back_drained(place.lender());
     }
 
@@ -674,7 +677,7 @@ impl Store {
         }
     }
 
-    /// Whatever read or wrote a place has ended.
+    /// A read or write at a place has ended.
     fn unclaim(&mut self, place: Place) {
         if self.works.unclaim(place) {
             self.lenders.free(place);

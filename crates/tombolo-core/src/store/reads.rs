@@ -1,4 +1,5 @@
-//! Reads of a front end: from the nearest copy, and from the other one, too, when that is late or silent.
+//! Reads of front ends. Each goes to the nearest copy, and also to the other copy if the lender of the nearest is late
+//! or silent.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,20 +9,22 @@ use super::lenders::{LenderId, Place};
 use super::work::Work;
 use super::{Action, Ended, Gone, Io, SlotId, Store};
 
-/// How often a read is repeated that fails though its lender is alive, and how much later each time: 5 s in all.
-/// Bounds, not measurements.
+/// How often a read is repeated that fails although a lender is alive, and by how much the pause before each repetition
+/// grows: 5 s in all. Bounds, not measurements.
 const FAILURES_MAX: u32 = 32;
 const FAILED_PAUSE_NS: u64 = 10_000_000;
 
-/// Most pages that one message reads: 16 KiB are the largest block of the engine, and the largest transfer that goes before evictions.
+/// Most pages that one message reads. They are 16 KiB: the largest block of the engine, and the largest transfer that
+/// is sent before evictions.
 pub const JOINED_MOST: u32 = 4;
 
 /// Names a read of a front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket {
-    /// Of the front end's choice.
+    /// Chosen by the front end.
     pub name: u64,
-    /// Since when somebody has been waiting for the page; `None`: it is read ahead of need, after the others.
+    /// Since when a thread has been waiting for the page. `None`: it is read ahead of need, after those that threads
+    /// wait for.
     pub waited_since_ns: Option<u64>,
 }
 
@@ -30,27 +33,27 @@ pub struct Ticket {
 struct Read {
     ticket: Ticket,
     slot: SlotId,
-    /// Places that were asked.
+    /// Places that the read was sent to.
     asked: Vec<Place>,
-    /// How many of those have not answered.
+    /// Number of those that have not answered.
     open: u32,
-    /// When the other copy is read, too.
+    /// When the read is sent to the other copy, too; after a failure, when it is repeated.
     late_at_ns: u64,
-    /// How often no lender could be read though one is alive.
+    /// How often all attempts have failed although a lender is alive.
     failures: u32,
 }
 
-/// All reads.
+/// All reads of front ends.
 #[derive(Debug)]
 pub(super) struct Reads {
     next: u64,
     open: BTreeMap<u64, Read>,
-    /// Those that may still be read from another copy, by when.
+    /// When a read is sent to another copy or repeated, and which read that is.
     late: BTreeSet<(u64, u64)>,
     buffers: Buffers,
-    /// Buffers that are kept for reads of the other copy.
+    /// Number of buffers that are kept free for reads of the other copy.
     reserve: usize,
-    /// Reads that wait for a buffer: those that somebody waits for, and the others.
+    /// Reads that wait for a buffer: first those that a thread waits for, then those ahead of need.
     waiting: [VecDeque<(Ticket, SlotId)>; 2],
 }
 
@@ -70,20 +73,20 @@ impl Reads {
         self.late.first().map(|(at_ns, _)| *at_ns)
     }
 
-    /// A read may begin.
+    /// Whether a read may begin.
     fn may_begin(&self) -> bool {
         self.buffers.free() > self.reserve
     }
 
-    /// A buffer for a background copy, which leaves most of them to front ends.
+    /// Takes a buffer for a background copy, if more than half of all buffers are free: most are left to front ends.
     pub(super) fn spare_buffer(&mut self) -> Option<u32> {
         if self.buffers.free() > self.buffers.count() / 2 { self.buffers.take() } else { None }
     }
 }
 
 impl Store {
-    /// Reads a slot into a buffer of the store's: [`Action::Arrived`] says when it is there. The caller must be one of
-    /// the slot's users until then.
+    /// Reads a slot into one of the store's buffers. [`Action::Arrived`] reports the end. Until then, the caller must
+    /// be one of the slot's users.
     pub fn read(&mut self, now_ns: u64, slot: SlotId, ticket: Ticket) {
         if !self.reads.may_begin() {
             self.reads.waiting[usize::from(ticket.waited_since_ns.is_none())].push_back((ticket, slot));
@@ -98,14 +101,14 @@ impl Store {
         }
     }
 
-    /// The front end has used what a buffer held.
+    /// The front end does not need the contents of a buffer any more.
     pub fn buffer_done(&mut self, now_ns: u64, buffer: u32) {
         self.reads.buffers.give_back(buffer);
         self.begin_waiting(now_ns);
     }
 
     fn begin_waiting(&mut self, now_ns: u64) {
-        // One that fails at once needs no buffer, and the next has its turn.
+        // A read that fails at once takes no buffer, and the next one has its turn.
         while self.reads.may_begin()
             && let Some((ticket, slot)) = self.reads.waiting.iter_mut().find_map(VecDeque::pop_front)
         {
@@ -113,12 +116,12 @@ impl Store {
         }
     }
 
-    /// Reads that were begun and have not ended.
+    /// Number of reads that have not ended, those that wait for a buffer included.
     pub fn reads_open(&self) -> usize {
         self.reads.open.len() + self.reads.waiting.iter().map(VecDeque::len).sum::<usize>()
     }
 
-    /// Reads the best copy that was not asked yet. False: there is none, or no buffer for it.
+    /// Sends the read to the best copy that it was not sent to yet. False: there is no such copy, or no buffer for it.
     fn read_next(&mut self, now_ns: u64, read: u64) -> bool {
         let Some(known) = self.reads.open.get(&read) else { return false };
         let slot = known.slot;
@@ -161,9 +164,10 @@ impl Store {
         known.is_some_and(|known| known.ticket.waited_since_ns.is_none() && is_first(known))
     }
 
-    /// Joins neighbouring reads ahead of need into one message, which costs about as much as a message for one page. The pages come together:
-    /// a thread that comes to the first of them meanwhile waits for the others, too. A page that a thread waits for already is read alone, and
-    /// so is one that could not be read. A message ends where the engine would begin another block.
+    /// Joins neighbouring reads ahead of need into one message, which costs about as much as a message for one page.
+    /// The pages arrive together, so a thread that needs the first of them also waits for the others. Therefore a page
+    /// that a thread already waits for is read alone. So is a page whose first read is late or has failed. A message
+    /// ends where the engine would begin another block.
     pub(super) fn joined(&mut self, action: Action) -> Action {
         let Action::Read { io, from, buffer, mut pages } = action else { return action };
         if from.direct.is_some() || !self.is_ahead(io) {
@@ -200,7 +204,7 @@ impl Store {
         ended: Ended,
     ) {
         self.lenders.read_ends(place.lender());
-        // When the other copy has answered before, the slot may be another one by now.
+        // If the other copy has answered before, the number may belong to another slot by now.
         let is_awaited = self.reads.open.contains_key(&read);
         let is_good = match ended {
             Ended::Done { checksum } if is_awaited => self.is_as_written(slot, checksum),
@@ -218,7 +222,7 @@ impl Store {
                 return;
             }
         }
-        // This read's next attempt goes before others that wait for a buffer.
+        // The next attempt of this read takes a buffer before the reads that wait for one.
         self.reads.buffers.give_back(buffer);
         if is_awaited && !is_good && matches!(ended, Ended::Done { .. }) {
             self.give_up_place(slot, place);
@@ -233,7 +237,7 @@ impl Store {
         self.begin_waiting(now_ns);
     }
 
-    /// A lender that is alive could not be read: it is asked again soon. False: that was tried for long.
+    /// Repeats a read soon: all attempts have failed although a lender is alive. False: it was repeated often enough.
     fn read_again(&mut self, now_ns: u64, read: u64) -> bool {
         let Some(known) = self.reads.open.get_mut(&read).filter(|known| known.failures < FAILURES_MAX) else {
             return false;
@@ -254,7 +258,8 @@ impl Store {
         is_good
     }
 
-    /// One copy of a slot is not what was written: it does not count any more, if there is another.
+    /// Gives up a copy of a slot that is corrupt or cannot be read, if the slot has another readable one. Does nothing
+    /// while the slot is being copied.
     pub(super) fn give_up_place(&mut self, slot: SlotId, place: Place) {
         let Some(known) = self.slots.get(slot) else { return };
         let index = known.places.iter().position(|known| *known == Some(place));
@@ -274,7 +279,7 @@ impl Store {
         others.any(|other| self.lenders.is_readable(other))
     }
 
-    /// Reads for which a lender is late are sent to the other one, too.
+    /// Sends reads that are late to the other copy, too.
     pub(super) fn double_late_reads(&mut self, now_ns: u64) {
         while let Some(&(at_ns, read)) = self.reads.late.first() {
             if at_ns > now_ns {
@@ -285,7 +290,7 @@ impl Store {
         }
     }
 
-    /// Reads that a lender has not answered, which is silent or dead, are sent to the other one, too.
+    /// Sends the reads that a silent or dead lender has not answered to the other copy, too.
     pub(super) fn double_reads_of(&mut self, now_ns: u64, lender: LenderId) {
         for work in self.works.at(lender) {
             if let Work::Read { read, .. } = work {
@@ -304,12 +309,12 @@ impl Store {
         let is_other = |place: &Place| !known.asked.contains(place) && self.lenders.is_readable(*place);
         let has_other = self.places(known.slot).iter().flatten().any(is_other);
         if let Some(known) = self.reads.open.get_mut(&read).filter(|_| has_other) {
-            // No buffer is free: soon.
+            // No buffer is free: try again soon.
             self.reads.late.remove(&(known.late_at_ns, read));
             known.late_at_ns = now_ns.saturating_add(NO_BUFFER_PAUSE_NS);
             self.reads.late.insert((known.late_at_ns, read));
         } else if is_first {
-            // The lender that was to be asked again is dead by now.
+            // The lender from which the read was to be repeated is dead by now.
             self.read_failed(read);
         }
     }

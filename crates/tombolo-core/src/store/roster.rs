@@ -1,7 +1,8 @@
-//! The nodes that a store borrows from: which of them are dialed, and what they are asked beside memory.
+//! The nodes that a store borrows from: which of them are dialed, and which questions besides those for memory they are
+//! asked.
 //!
-//! A *member* is a node as it was named to the store. Each time that it is reached, it is another lender of the
-//! [`Store`](super::Store).
+//! A *member* is a node that was named to the store. Each time that the member is reached, it becomes a new lender of
+//! the [`Store`](super::Store).
 //!
 //! ```text
 //!            reached               ┌─ silent: asked each second who answers at its address; if its next life does,
@@ -11,10 +12,11 @@
 //!    └───────── lost ──────┘
 //! ```
 //!
-//! A member that was told to go is not dialed when it is lost, until it comes again.
+//! A member that the user has dismissed is not dialed after it is lost, until the user names it again.
 //!
-//! The caller carries out each [`RosterAction`] of [`Roster::poll`], answers a dial and a question to a lender that is not lost
-//! once, whatever became of it, and comes back at [`Roster::next_deadline`].
+//! The caller carries out each [`RosterAction`] that [`Roster::poll`] returns, and polls again at
+//! [`Roster::next_deadline`]. It reports the end of each dial exactly once, failure included. It does the same for each
+//! question, unless the lender is lost.
 
 use std::collections::VecDeque;
 
@@ -30,25 +32,27 @@ pub struct MemberId(pub u32);
 /// What the caller is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RosterAction {
-    /// Connect to a member; report it with [`Roster::dialed`].
+    /// Connect to a member; report the end with [`Roster::dialed`].
     Dial(MemberId),
-    /// Find out who answers at a member's address; report it with [`Roster::answered`].
+    /// Find out which node answers at a member's address; report it with [`Roster::answered`].
     AskWho(MemberId, LenderId),
     /// Ask a lender whether it is about to end; report it with [`Roster::said_whether_ending`].
     AskWhetherEnding(MemberId, LenderId),
-    /// End the link to a lender: its node was started again, and what it lent is gone. Its loss is reported as any
-    /// other.
+    /// End the link to a lender whose node was restarted, so that what it lent is gone. The loss is then reported with
+    /// [`Roster::lost`], as any other.
     Close(LenderId),
-    /// Drain a lender that is about to end. If that is not possible now, this comes again.
+    /// Drain a lender that is about to end; report with [`Roster::leaves`] if the drain has begun. Otherwise, this
+    /// action is repeated.
     Leave(LenderId),
-    /// Drain a lender that was reached by a dial while the user told its node to go; report it with [`Roster::drains`].
+    /// Drain a lender that was reached by a dial during which the user dismissed its member; report with
+    /// [`Roster::drains`] whether the drain has begun.
     Drain(LenderId),
 }
 
-/// Who answers at the address of a lender that is silent.
+/// Which node answers at the address of a silent lender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Nobody, or one who cannot prove to be that node.
+    /// No node, or one that cannot prove that it is the lender's.
     Unknown,
     /// The life that was reached before.
     Same,
@@ -56,38 +60,38 @@ pub enum Who {
     NextLife,
 }
 
-/// What is asked again and again, with a pause after each answer.
+/// What a member is asked repeatedly, with a pause after each answer. A dial counts as a question.
 #[derive(Clone, Copy, Debug)]
 enum Question {
     Dial,
     Who,
     Ending,
-    /// Whether it can be drained.
+    /// Whether the lender can be drained.
     Drain,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    /// Not now: at this time.
+    /// The question is due at this time, in nanoseconds.
     At(u64),
-    /// It is not answered yet.
+    /// The question was asked, and is not answered yet.
     Open,
 }
 
 #[derive(Debug)]
 struct Member {
-    /// The life of it that was reached last, until that is lost.
+    /// The lender that it became when it was reached last; `None` after that lender is lost.
     lender: Option<LenderId>,
     is_silent: bool,
     /// It is being drained because it is about to end.
     is_leaving: bool,
-    /// It was reached while nobody wanted it, and is not drained yet.
+    /// It was reached after the user had dismissed it, and its drain has not begun.
     is_to_drain: bool,
-    /// It is dialed when it is lost.
+    /// It is dialed when its lender is lost. False after the user has dismissed it.
     is_wanted: bool,
-    /// It can be dialed.
+    /// Its address is known, so it can be dialed.
     has_address: bool,
-    /// By [`Question`].
+    /// The state of each question, indexed by [`Question`].
     asked: [Asked; 4],
 }
 
@@ -95,12 +99,12 @@ struct Member {
 #[derive(Debug, Default)]
 pub struct Roster {
     members: Vec<Member>,
-    /// What follows from answers.
+    /// Actions that follow from answers.
     ready: VecDeque<RosterAction>,
 }
 
 impl Roster {
-    /// A new member, which was reached. `has_address`: it may be dialed.
+    /// Adds a member that was reached as `lender`. `has_address`: it can be dialed.
     pub fn add(&mut self, now_ns: u64, lender: LenderId, has_address: bool) -> MemberId {
         let member = MemberId(self.members.len() as u32);
         let asked = [Asked::At(0); 4];
@@ -117,7 +121,7 @@ impl Roster {
         member
     }
 
-    /// A known member was reached at the wish of the user, and is wanted from now on.
+    /// A known member was reached because the user named it again. It is wanted from now on.
     pub fn came(&mut self, now_ns: u64, member: MemberId, lender: LenderId) {
         if let Some(known) = self.members.get_mut(member.0 as usize) {
             known.is_wanted = true;
@@ -126,7 +130,7 @@ impl Roster {
         }
     }
 
-    /// A dial of [`RosterAction::Dial`] has ended.
+    /// A dial of [`RosterAction::Dial`] has ended. `reached`: the new lender, if the dial succeeded.
     pub fn dialed(&mut self, now_ns: u64, member: MemberId, reached: Option<LenderId>) {
         let Some(known) = self.members.get_mut(member.0 as usize) else { return };
         known.answered(Question::Dial, now_ns);
@@ -136,7 +140,8 @@ impl Roster {
         }
     }
 
-    /// A lender is lost. It is dialed at once, unless it was reached by a dial that ended just now.
+    /// A lender is lost. Its member, if it is wanted, is dialed at once, but not within a second of the end of its last
+    /// dial.
     pub fn lost(&mut self, lender: LenderId) {
         if let Some(member) = self.of(lender) {
             member.lender = None;
@@ -150,14 +155,15 @@ impl Roster {
         }
     }
 
-    /// The user has told a member to go.
+    /// The user has dismissed a member: it is not dialed any more.
     pub fn dismiss(&mut self, member: MemberId) {
         if let Some(known) = self.members.get_mut(member.0 as usize) {
             known.is_wanted = false;
         }
     }
 
-    /// As [`Roster::dismiss`], of the member that this lender is, or, if `member` was it and has no lender now, of that.
+    /// Dismisses the member whose present lender is `lender`. If there is none, dismisses `member`, provided that it
+    /// has no lender now.
     pub fn dismiss_lender(&mut self, lender: LenderId, member: Option<MemberId>) {
         if let Some(member) = self.of(lender) {
             member.is_wanted = false;
@@ -168,26 +174,27 @@ impl Roster {
         }
     }
 
-    /// Whether a member is wanted, and away.
+    /// Whether a member is wanted and has no lender now.
     pub fn is_awaited(&self, member: MemberId) -> bool {
         self.members.get(member.0 as usize).is_some_and(|known| known.is_wanted && known.lender.is_none())
     }
 
-    /// The answer to [`RosterAction::Drain`]. Where there is no other lender at present, it comes again.
+    /// Reports the end of a [`RosterAction::Drain`]. The action is repeated until the drain has begun, which needs
+    /// another lender.
     pub fn drains(&mut self, now_ns: u64, lender: LenderId, has_begun: bool) {
         let Some(member) = self.of(lender) else { return };
         member.answered(Question::Drain, now_ns);
         member.is_to_drain &= !has_begun;
     }
 
-    /// A lender is being drained because it is about to end.
+    /// The drain of a lender that is about to end has begun.
     pub fn leaves(&mut self, lender: LenderId) {
         if let Some(member) = self.of(lender) {
             member.is_leaving = true;
         }
     }
 
-    /// The answer to [`RosterAction::AskWho`].
+    /// Reports the answer to a [`RosterAction::AskWho`].
     pub fn answered(&mut self, now_ns: u64, lender: LenderId, who: Who) {
         let Some(member) = self.of(lender) else { return };
         member.answered(Question::Who, now_ns);
@@ -196,7 +203,7 @@ impl Roster {
         }
     }
 
-    /// The answer to [`RosterAction::AskWhetherEnding`]; that there was none counts as "no".
+    /// Reports the answer to a [`RosterAction::AskWhetherEnding`]. No answer counts as "no".
     pub fn said_whether_ending(&mut self, now_ns: u64, lender: LenderId, is_ending: bool) {
         let Some(member) = self.of(lender) else { return };
         member.answered(Question::Ending, now_ns);
@@ -205,12 +212,12 @@ impl Roster {
         }
     }
 
-    /// Whether a member is there, and wanted.
+    /// Whether a member is wanted and has a lender now.
     pub fn is_present(&self, member: MemberId) -> bool {
         self.members.get(member.0 as usize).is_some_and(|known| known.is_wanted && known.lender.is_some())
     }
 
-    /// The next action, if there is one. To be called until there is none.
+    /// Returns the next action, if there is one. The caller repeats the call until it returns `None`.
     pub fn poll(&mut self, now_ns: u64) -> Option<RosterAction> {
         let asks = |(number, member): (u32, &mut Member)| member.poll(MemberId(number), now_ns);
         self.ready.pop_front().or_else(|| (0..).zip(&mut self.members).find_map(asks))
@@ -225,7 +232,7 @@ impl Roster {
         if self.ready.is_empty() { self.members.iter().filter_map(due).min() } else { Some(0) }
     }
 
-    /// The member that a lender is the present life of.
+    /// The member whose present lender is `lender`.
     fn of(&mut self, lender: LenderId) -> Option<&mut Member> {
         self.members.iter_mut().find(|member| member.lender == Some(lender))
     }
@@ -233,13 +240,13 @@ impl Roster {
 
 impl Member {
     fn reached(&mut self, now_ns: u64, lender: LenderId) {
-        // Lenders are numbered in the order in which they are reached.
+        // Lenders are numbered in the order in which they are reached: a lower number is an older one.
         if self.lender.is_some_and(|known| known >= lender) {
             return;
         }
         self.lender = Some(lender);
         (self.is_silent, self.is_leaving, self.is_to_drain) = (false, false, false);
-        // Answers to what its earlier life was asked do not count.
+        // The new lender is asked anew, even if a question to the previous one is not answered yet.
         self.asked[Question::Who as usize] = Asked::At(now_ns);
         self.asked[Question::Ending as usize] = Asked::At(now_ns);
         self.asked[Question::Drain as usize] = Asked::At(now_ns);
@@ -249,7 +256,7 @@ impl Member {
         self.asked[question as usize] = Asked::At(now_ns.saturating_add(PAUSE_NS));
     }
 
-    /// What it is to be asked as it is now.
+    /// The question that the member is to be asked in its present state.
     fn question(&self) -> Option<Question> {
         let may_be_dialed = self.is_wanted && self.has_address;
         match self.lender {

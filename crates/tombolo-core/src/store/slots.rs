@@ -3,10 +3,10 @@
 use super::SlotId;
 use super::lenders::Place;
 
-/// How far a slot has come.
+/// State of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nobody has it.
+    /// It is not in use.
     #[default]
     Free,
     /// It was taken, and not written yet.
@@ -21,23 +21,25 @@ pub(super) enum Phase {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
     pub(super) places: [Option<Place>; 2],
-    /// Of the data, if it was computed.
+    /// CRC32C of the data, if it was computed.
     pub(super) checksum: Option<u32>,
     pub(super) users: u16,
     /// Direct reads under way.
     pub(super) pins: u8,
     pub(super) phase: Phase,
-    /// It waits to be looked at for a copy to be made or moved.
+    /// It waits for a copy to be made or moved.
     pub(super) is_queued: bool,
-    /// Its number stands among those that wait for a lender, for this slot or an earlier one of the number.
+    /// Its number is in the list of slots that wait for a lender. It may have been put there for an earlier slot with
+    /// this number.
     pub(super) is_parked: bool,
     /// A copy of it is being made.
     pub(super) is_copying: bool,
-    /// It counts as one with too few copies.
+    /// It is counted as a slot with too few copies.
     pub(super) is_degraded: bool,
 }
 
-/// Slots of one piece of the table. The table grows by pieces, because moving a long one would take milliseconds.
+/// Number of slots in one piece of the table. The table grows by pieces, because moving a long array would take
+/// milliseconds.
 const PIECE: usize = 4096;
 
 /// All slots.
@@ -53,7 +55,7 @@ impl SlotTable {
         self.used
     }
 
-    /// Slots that were ever used.
+    /// Number of slots in the table, free ones included: all numbers that were ever used are below this.
     pub(super) fn count(&self) -> u32 {
         (self.pieces.len() * PIECE) as u32
     }
@@ -68,7 +70,7 @@ impl SlotTable {
         (found.phase != Phase::Free).then_some(found)
     }
 
-    /// A slot with these places and one user. None: 32 bits name no further one.
+    /// Takes a free slot, with these places and one user. `None`: all 32-bit numbers are in use.
     pub(super) fn take(&mut self, places: [Option<Place>; 2]) -> Option<SlotId> {
         if self.free.is_empty() {
             let first = u32::try_from(self.pieces.len() * PIECE).ok()?;
@@ -84,7 +86,7 @@ impl SlotTable {
         Some(slot)
     }
 
-    /// Returns whether that is new.
+    /// Notes whether a slot's number is in the list of slots that wait for a lender. Returns whether that has changed.
     pub(super) fn set_parked(&mut self, slot: SlotId, is_parked: bool) -> bool {
         let piece = self.pieces.get_mut(slot as usize / PIECE);
         piece

@@ -5,22 +5,22 @@ use crate::lookup::Lookup;
 use super::SlotId;
 use super::lenders::{LenderId, Place};
 
-/// Names a read or write under way. Its end is reported once.
+/// Names a read or write that is under way. The caller reports its end once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Io(u64);
 
 impl Io {
-    /// As a number, for a table of the caller's.
+    /// The name as a number, for a table of the caller's.
     pub fn into_word(self) -> u64 {
         self.0
     }
 
-    /// From [`Io::into_word`].
+    /// The name that [`Io::into_word`] returned as this number.
     pub fn from_word(word: u64) -> Self {
         Self(word)
     }
 
-    /// The name of the read that was begun `reads` reads later.
+    /// The name of the read that was begun `reads` reads after this one.
     #[must_use]
     pub fn offset(self, reads: u32) -> Self {
         Self(self.0 + u64::from(reads))
@@ -30,25 +30,27 @@ impl Io {
 /// What a read or write is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// Slots of a front end, which follow each other from `first` on at the lender; the number is the place's in the slot.
+    /// A front end's write of slots whose places follow each other at the lender from `first` on. The number with each
+    /// slot says which of its two places is written.
     Save { slots: Vec<(SlotId, u8)>, first: Place },
     /// A front end's read.
     Read { read: u64, slot: SlotId, place: Place, buffer: u32 },
-    /// The first half of a background copy.
+    /// The first half of a background copy: reads `from`.
     Fetch { slot: SlotId, from: Place, to: Place, buffer: u32 },
-    /// The second half.
+    /// The second half of a background copy: writes `to`.
     Store { slot: SlotId, to: Place, buffer: u32 },
-    /// A background copy that was given up because a lender is silent. It ends nevertheless.
+    /// A background copy that was given up because a lender is silent or dead. Its places and its buffer are in use
+    /// until its read or write has ended.
     Abandoned { claimed: Vec<Place>, buffer: u32 },
 }
 
-/// Uses of a place.
+/// Reads and writes under way at one place.
 #[derive(Clone, Copy, Debug, Default)]
 struct Claim {
     count: u32,
-    /// It is free when they end.
+    /// The place becomes free when they have ended.
     is_freed: bool,
-    /// A write there may end at any time, so it is never free.
+    /// A write that failed may still reach the place, so the place never becomes free.
     is_lost: bool,
 }
 
@@ -57,7 +59,7 @@ struct Claim {
 pub(super) struct Works {
     next: u64,
     open: Lookup<u64, Work>,
-    /// How many of those are writes of a front end.
+    /// Number of these that are writes of front ends.
     saves: usize,
     claims: Lookup<Place, Claim>,
 }
@@ -91,14 +93,14 @@ impl Works {
         self.open.get(&io.0)
     }
 
-    /// Ends one, unless it has ended before.
+    /// Ends a read or write. `None`: it has ended before.
     pub(super) fn end(&mut self, io: Io) -> Option<Work> {
         let work = self.open.remove(&io.0)?;
         self.saves -= usize::from(matches!(work, Work::Save { .. }));
         Some(work)
     }
 
-    /// Those at a lender, the first ones first.
+    /// The reads and writes under way at a lender, in the order in which they began.
     pub(super) fn at(&self, lender: LenderId) -> Vec<Work> {
         let is_there = |work: &Work| work.places().iter().any(|place| place.lender() == lender);
         let found = self.open.keys_of(|_, work| is_there(work));
@@ -123,7 +125,8 @@ impl Works {
         abandoned
     }
 
-    /// A place is to be free. True: later, something uses it.
+    /// Marks a place to be freed when all reads and writes there have ended. False: none is under way, so the caller
+    /// frees it now.
     pub(super) fn free_later(&mut self, place: Place) -> bool {
         match self.claims.get_mut(&place) {
             Some(claim) => {
@@ -134,21 +137,22 @@ impl Works {
         }
     }
 
-    /// A write to a place has failed, and may arrive yet: its use does not end.
+    /// A write to a place has failed, but its bytes may still arrive: its claim never ends.
     pub(super) fn never_unclaim(&mut self, place: Place) {
         if let Some(claim) = self.claims.get_mut(&place) {
             claim.is_lost = true;
         }
     }
 
-    /// Places of a lender that nobody needs, and that are not free because a write may still arrive there.
+    /// Number of places of a lender that no slot needs, but that are not free because a failed write may still arrive
+    /// there.
     pub(super) fn never_free(&self, lender: LenderId) -> u64 {
         let is_one =
             |place: &Place, claim: &Claim| place.lender() == lender && claim.is_freed && claim.is_lost;
         self.claims.count(is_one) as u64
     }
 
-    /// One use of a place has ended. True: it was to be free, and is now.
+    /// A read or write at a place has ended. True: it was the last one, and the place was marked to be freed.
     pub(super) fn unclaim(&mut self, place: Place) -> bool {
         let Some(claim) = self.claims.get_mut(&place) else { return false };
         claim.count -= 1;
@@ -158,20 +162,20 @@ impl Works {
         self.claims.remove(&place).is_some_and(|claim| claim.is_freed)
     }
 
-    /// Whether a place will be free when its reads and writes have ended.
+    /// Whether any place will become free when its reads and writes have ended.
     pub(super) fn is_freeing(&self) -> bool {
         self.claims.any(|_, claim| claim.is_freed && !claim.is_lost)
     }
 
-    /// A lender is dead: nothing of it is used again, so nothing has to be waited for. Returns the places that were
-    /// to be free later.
+    /// Drops the claims of a lender that is dead or drained: its memory is not used again, so no read or write there
+    /// has to be waited for. Returns the places that were marked to be freed.
     pub(super) fn forget_claims(&mut self, lender: LenderId) -> Vec<Place> {
         let mut forgotten = self.claims.keys_of(|place, _| place.lender() == lender);
         forgotten.retain(|place| self.claims.remove(place).is_some_and(|claim| claim.is_freed));
         forgotten
     }
 
-    /// Whether there are others than writes of a front end.
+    /// Whether anything but writes of front ends is under way.
     pub(super) fn has_more_than_saves(&self) -> bool {
         self.open.len() > self.saves
     }

@@ -1,12 +1,12 @@
-//! Writing slots: a slot is stored when all its places have acknowledged, or when one has and no lender can be had
-//! for the other.
+//! Writing slots. A slot is stored when the lenders of all its places have acknowledged, or when one has and no lender
+//! can be found for the other place.
 
 use super::lenders::{LenderId, Place};
 use super::slots::Phase;
 use super::work::Work;
 use super::{Action, Ended, Gone, SlotId, Source, Store};
 
-/// How a place of a slot that is being written is.
+/// State of one place of a slot that is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Copy {
     /// There is no place, or it was given up.
@@ -36,11 +36,12 @@ pub struct Piece {
     pub slot: SlotId,
     /// Which page of the staging memory has the data.
     pub staged: u32,
-    /// Its CRC32C, if reads are to be checked.
+    /// CRC32C of the data, if reads are to be checked.
     pub checksum: Option<u32>,
 }
 
-/// Writes that follow each other at the lender and here: the slots, and the number of the place in each.
+/// Pages that follow each other both in the lender's segment and in the staging memory: they are sent as one write.
+/// With each slot: which of its places is written.
 struct Run {
     first: Place,
     staged: u32,
@@ -55,8 +56,8 @@ impl Run {
 }
 
 impl Store {
-    /// Writes slots from the staging memory. [`Action::Written`] says of each how it ended; until then, the data must
-    /// stay there. A slot that could not be written is to be released.
+    /// Writes slots from the staging memory. [`Action::Written`] reports the end of each. Until then, its data must
+    /// stay in the staging memory. The caller releases a slot that could not be written.
     pub fn write(&mut self, pieces: &[Piece]) {
         let mut begun = Vec::with_capacity(pieces.len());
         for &Piece { slot, staged, checksum } in pieces {
@@ -73,7 +74,8 @@ impl Store {
         self.advance(&begun);
     }
 
-    /// The checksum of a slot's data, where that was computed while it was being written, before anybody reads it.
+    /// Sets the checksum of a slot's data, if it is computed only while the slot is being written. To be called before
+    /// anything reads the slot.
     pub fn set_checksum(&mut self, slot: SlotId, checksum: u32) {
         if let Some(saving) = self.saving.get_mut(&slot) {
             saving.checksum = Some(checksum);
@@ -82,8 +84,8 @@ impl Store {
         }
     }
 
-    /// Writes of slots have begun, or something has happened to them: sends what is to be sent, and ends what has
-    /// ended.
+    /// Goes on with the writing of slots after a change: sends the writes that are due, and ends slots whose writes
+    /// have ended.
     fn advance(&mut self, slots: &[SlotId]) {
         let mut to_send = Vec::with_capacity(2 * slots.len());
         for copy in 0..2 {
@@ -102,7 +104,7 @@ impl Store {
         }
     }
 
-    /// A place whose lender is silent or dead, or has failed, is replaced by one at a third lender.
+    /// Replaces a place by one at a third lender, if its lender is silent or dead or its write has failed.
     fn place_again(&mut self, slot: SlotId, copy: u8) {
         let (index, other) = (usize::from(copy), usize::from(1 - copy));
         let Some(saving) = self.saving.get(&slot).copied() else { return };
@@ -121,7 +123,7 @@ impl Store {
         }
         let mut except = vec![place.lender()];
         except.extend(places[other].map(Place::lender));
-        // One that is silent may be dead.
+        // A silent lender may be dead, so a copy there is not safe.
         let is_heard =
             |place: Place| self.lenders.get(place.lender()).is_some_and(|lender| !lender.is_suspect());
         let is_other_safe = saving.copies[other] == Copy::Done
@@ -130,7 +132,7 @@ impl Store {
         if found.is_none() {
             self.grow_all();
         }
-        // Only waiting is left, unless the other copy is safe.
+        // No other lender has room: the write waits for this lender, unless the other copy is safe.
         let may_wait = matches!(saving.copies[index], Copy::New | Copy::Open) && is_live;
         if found.is_none() && may_wait && !is_other_safe {
             return;
@@ -143,7 +145,7 @@ impl Store {
         self.free_place(place);
     }
 
-    /// Sends writes: those that follow each other at both ends as one.
+    /// Sends writes. Pages that follow each other at both ends are sent as one write.
     fn send(&mut self, writes: &[(SlotId, u8)]) {
         let most = self.config.stripe_pages as usize;
         let mut run: Option<Run> = None;
@@ -151,7 +153,7 @@ impl Store {
             let Some(staged) = self.saving.get(&slot).map(|saving| saving.staged) else { continue };
             let Some(place) = self.places(slot)[usize::from(copy)] else { continue };
             match &mut run {
-                // Parts of what is written end before the whole, and the writer sees that it goes on.
+                // A write has at most `most` pages, so that parts end before the whole and the writer sees progress.
                 Some(run) if run.slots.len() < most && run.is_followed_by(place, staged) => {
                     run.slots.push((slot, copy));
                 }
@@ -175,7 +177,7 @@ impl Store {
         self.actions.push_back(Action::Write { io, to, from: Source::Staged(staged), pages });
     }
 
-    /// A slot whose writes have all ended is stored, or could not be.
+    /// If all writes of a slot have ended, reports whether it is stored.
     fn end_if_written(&mut self, slot: SlotId) {
         let Some(saving) = self.saving.get(&slot) else { return };
         if saving.copies.iter().any(|copy| matches!(copy, Copy::New | Copy::Open)) {
@@ -225,13 +227,13 @@ impl Store {
         self.advance(&told);
     }
 
-    /// There may be room for writes that wait for a silent lender.
+    /// There may be room at other lenders: moves writes there that wait for a silent lender.
     pub(super) fn move_waiting_writes(&mut self) {
         let slots = self.saving.keys_of(|_, _| true);
         self.advance(&slots);
     }
 
-    /// Writes to a lender that is silent or dead go elsewhere.
+    /// Moves the writes to a silent or dead lender to other lenders.
     pub(super) fn move_writes_of(&mut self, lender: LenderId) {
         let slots = self.saving.keys_of(|&slot, _| {
             self.places(slot).into_iter().flatten().any(|place| place.lender() == lender)

@@ -676,6 +676,37 @@ fn a_turn_at_the_uplink_is_kept_meanwhile() {
     }
 }
 
+/// A port that is removed after each of its floods and comes again owes, also to the ports that are read in turn beside it.
+#[test]
+fn to_come_again_is_no_way_to_be_read_more() {
+    let mut flood = Flood::new(Some(RATE));
+    let local = |id: u16, _| sample(if id == 0 { 1 } else { 0 }, 9000);
+    // It has been there for long.
+    flood.run(12_000_000, |_, _| None);
+    let before = flood.sent;
+    for _ in 0..1000 {
+        let sent = flood.sent[0];
+        while flood.sent[0] == sent {
+            flood.run(1, local);
+        }
+        flood.exchange.remove(PortId(0));
+        flood.kept[0] = None;
+        flood.set(0, Share::default());
+    }
+    let [again, stays, ..] = std::array::from_fn::<_, 4, _>(|id| flood.sent[id] - before[id]);
+    assert!(again <= stays + 20, "{again} of who comes again, {stays} of who stays");
+}
+
+/// Segments of ports are as short as the uplink needs them, those from outside as long as any.
+#[test]
+fn what_is_longer_than_the_uplink_can_bear_is_cut() {
+    let exchange = |rate| Exchange::new(Mode::Bridge, limits(rate));
+    let most =
+        |rate| [Origin::Port(PortId(0)), Origin::Uplink].map(|from| exchange(rate).wire_bytes_max(from));
+    assert_eq!(most(Some(SLOW_RATE)), [50_000, 131_072]);
+    assert_eq!(most(None), [131_072, 131_072]);
+}
+
 /// 100 Mb/s.
 const SLOW_RATE: u64 = 12_500_000;
 

@@ -1,4 +1,4 @@
-//! Who may reach which memory of this node: decided here and nowhere else.
+//! Decides which memory of this node each poster may reach. No other module decides this.
 //!
 //! ```text
 //!   range (holder, domain, address, length) ─┐
@@ -6,16 +6,16 @@
 //!   access (poster, right) ──────────────────┘
 //! ```
 //!
-//! A domain is the number of one of three things:
+//! A domain number means one of three things:
 //!
-//! - **0, the node's buffers**: for the node's own transfers alone.
-//! - **a lent segment**, of the peer that holds it: that peer reads it, and writes it unless it has opened it
-//!   under a name.
-//! - **a program's domain**: its own processes do what they like; others read and write what is granted to them.
-//!   What they have allocated lies in this node, what they have registered in themselves.
+//! - **0, the node's buffers**: for transfers of the node itself alone.
+//! - **a lent segment**: the peer that holds it reads it. The peer also writes it, unless it opened the segment under a
+//!   name.
+//! - **a program's domain**: the domain's own processes may do anything. Other posters read and write what is granted
+//!   to them. Memory that a program allocated lies in this node. Memory that it registered lies in the program.
 //!
-//! So a link's two directions share it without sharing numbers: what a peer writes goes to what *it* has
-//! borrowed, and what answers *our* reads to our buffers.
+//! So the two directions of a link do not share numbers. A peer's write goes to memory that the peer has borrowed here,
+//! and the answer to a read of this node goes to this node's buffers.
 
 use std::sync::Arc;
 
@@ -36,23 +36,23 @@ use crate::programs::windows::{WindowPlace, Windows};
 /// The domain of the node's own buffers.
 pub(crate) const BUFFERS: Domain = Domain(0);
 
-/// What is to be done with memory.
+/// What an access may do with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Right {
     Read,
     Write,
-    /// Both in one.
+    /// Read and write in one operation.
     Change,
 }
 
-/// What is to be done with memory, and on whose behalf.
+/// What an access does with memory, and on whose behalf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) by: Poster,
     pub(crate) right: Right,
 }
 
-/// Memory as transfers name it.
+/// A range of memory as transfers name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     /// The peer that a lent segment is lent to.
@@ -77,9 +77,9 @@ impl Memory<'_> {
     }
 }
 
-/// Where a range is that may be reached.
+/// Where a range lies, once the access to it is allowed.
 pub(crate) enum Place<'a> {
-    /// In memory of this node, at that offset. Whether it reaches so far is seen when it is used.
+    /// In memory of this node, at this offset. The caller checks the range's end against the memory's length.
     Node(Memory<'a>, usize),
     /// In a program's own memory.
     Own(OwnPlace),
@@ -88,11 +88,11 @@ pub(crate) enum Place<'a> {
 /// Why a range may not be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Denied {
-    /// There is no such domain or segment, or it is not the life of it that is meant.
+    /// There is no such domain or segment, or the domain now belongs to another life.
     NoDomain,
-    /// The domain has nothing there.
+    /// The domain has no memory at this address.
     OutOfRange,
-    /// The memory is granted to others, or for reading only.
+    /// The memory is not granted to this poster, or not for this access.
     NotGranted,
 }
 
@@ -107,7 +107,7 @@ impl From<Missing> for Denied {
 }
 
 impl Denied {
-    /// As a sender is told it.
+    /// The code that the sender of the access is told.
     pub(crate) fn code(self) -> NackCode {
         match self {
             Self::NoDomain => NackCode::NoContext,
@@ -116,13 +116,13 @@ impl Denied {
         }
     }
 
-    /// And where.
+    /// The refusal that the sender is told, with this address.
     pub(crate) fn at(self, address: u64) -> Refusal {
         Refusal::at(self.code(), address)
     }
 }
 
-/// Whether a grant, or a mailbox, means this poster.
+/// Whether `who` of a grant or of a mailbox includes this poster.
 fn is_meant(by: Poster, who: Who, numbers: &Numbers) -> bool {
     match (who, by) {
         (Who::Anyone, _) => true,
@@ -146,7 +146,7 @@ impl Access {
         Self { by, right: Right::Change }
     }
 
-    /// Whether it is the node's own, or that of the program that the domain belongs to.
+    /// Whether the access is made by the node itself or by the program that the domain belongs to.
     fn is_of_owner(self, domain: u16) -> bool {
         match self.by {
             Poster::Node => true,
@@ -168,8 +168,8 @@ impl Access {
     }
 }
 
-/// Whether a peer may ask this node for a transfer between these: of programs' memory alone, and no mail, which
-/// says whose program has sent it.
+/// Whether a peer may ask this node for this transfer. Both ends must be programs' memory. Mail is excluded, because it
+/// names the program that sent it.
 pub(crate) fn may_be_third_party(transfer: &Transfer) -> bool {
     let mut domains = [transfer.domain, transfer.own_domain].into_iter();
     domains.all(|domain| from_the_wire(domain).is_some())
@@ -177,13 +177,14 @@ pub(crate) fn may_be_third_party(transfer: &Transfer) -> bool {
 }
 
 impl Node {
-    /// Where a range is, if it may be reached so.
+    /// Finds where a range lies, if this access to it is allowed.
     pub(crate) fn resolve(&self, range: Range, access: Access) -> Result<Place<'_>, Denied> {
         let Range { holder, domain, address, length_bytes } = range;
         let numbers = &self.fabric.numbers;
         if let Some(number) = from_the_wire(domain) {
             let is_granted = |grants: &[Grant]| access.is_granted(number, grants, numbers);
-            // What a process has begun and not ended when it leaves reaches nothing any more of those that stay.
+            // After a process has left its domain, its unfinished transfers no longer reach the memory of the domain's
+            // processes.
             let life = match access.by {
                 Poster::Program(own, life) if own == number => Some(life),
                 Poster::Program(..) | Poster::Node | Poster::Peer(_) => None,
@@ -213,7 +214,7 @@ impl Node {
         Ok(Place::Node(Memory::Shared(memory), offset))
     }
 
-    /// Where a range is in memory of this node, if it may be reached so: for what is not done in programs.
+    /// As [`Self::resolve`], for ranges in memory of this node only: a program's own memory is refused.
     pub(crate) fn resolve_here(&self, range: Range, access: Access) -> Result<(Memory<'_>, usize), Refusal> {
         match self.resolve(range, access).map_err(|denied| denied.at(range.address))? {
             Place::Node(memory, offset) => Ok((memory, offset)),
@@ -221,8 +222,8 @@ impl Node {
         }
     }
 
-    /// The domain whose mailbox this is, if a domain of that peer may write to it. The number of the sending
-    /// domain is what the node says that sends, and proves something at this node alone.
+    /// The process that has the mailbox of a domain, if this sender at this peer may write to it. The sender's number
+    /// is what the sending node claims: it proves something only if that is this node.
     pub(crate) fn resolve_mailbox(
         &self,
         domain: Domain,
@@ -254,7 +255,7 @@ mod tests {
     use crate::memory::blocking::Owner;
     use crate::memory::reclaim::{Reclaimer, Segment};
 
-    /// A node with two programs' domains and a peer's segments.
+    /// A node in which tests open programs' domains and lend segments.
     struct Scene {
         node: Node,
     }
@@ -284,7 +285,7 @@ mod tests {
             programs.enter(domain, Segment::new(memory, room, reclaimer), grants, None)
         }
 
-        /// What a poster may do with 64 bytes: to read them, write them, change a word.
+        /// Why a poster may not read 64 bytes, write them, or change a word there. `None`: it may.
         fn rights(&self, domain: Domain, address: u64, by: Poster) -> [Option<Denied>; 3] {
             let range = Range { holder: PEER, domain, address, length_bytes: 64 };
             [Access::reading(by), Access::writing(by), Access::changing(by)]
@@ -351,7 +352,7 @@ mod tests {
         assert_eq!(scene.rights(Domain(lent + 7), 0, by), [Some(Denied::NoDomain); 3]);
         let range = Range { holder: PeerId(8), domain: Domain(lent), address: 0, length_bytes: 64 };
         assert_eq!(scene.node.resolve(range, Access::reading(by)).err(), Some(Denied::NoDomain));
-        // The buffers are the node's alone.
+        // Only the node itself reaches its buffers.
         assert_eq!(scene.rights(BUFFERS, 0, Poster::Node), ALL);
         assert_eq!(scene.rights(BUFFERS, 0, by), [Some(Denied::NoDomain); 3]);
         assert_eq!(scene.rights(BUFFERS, 0, Poster::Program(OWN, 0)), [Some(Denied::NoDomain); 3]);
@@ -371,7 +372,7 @@ mod tests {
         assert_eq!(elsewhere, Some(Denied::NoDomain));
     }
 
-    /// A process leaves while its transfers go on, and others of its domain stay.
+    /// A process leaves while its transfers go on, and other processes of its domain stay.
     #[test]
     fn transfers_of_a_process_that_has_left_find_nothing_of_those_that_stay() {
         let scene = Scene::new();
@@ -396,7 +397,7 @@ mod tests {
         assert_eq!(rights(&leaver, address), [Some(Denied::NoDomain); 3]);
         assert_eq!(rights(&other, address), ALL);
         assert_eq!(rights(&other, leavers_own), [Some(Denied::OutOfRange); 3]);
-        // Late news of its bell brings it back to nobody's place.
+        // A late report of its bell does not put it in the place of another process.
         let next = join();
         scene.node.programs.wake_domain(&leaver);
         scene.node.programs.wake_domain(&next);
@@ -426,7 +427,7 @@ mod tests {
         assert!(scene.allocate(&old, Vec::new()).is_err(), "memory that comes late for a closed domain");
         assert_eq!(found(address, by_old), Some(Denied::OutOfRange));
         assert_eq!((found(other, by_new), scene.node.programs.memory.in_use_bytes()), (None, 4096));
-        // Memory of their own is at addresses of their choice, which may be the same.
+        // Programs choose the addresses of their own memory, so two may be equal.
         assert_eq!(
             [found(4096, by_old), found(4096, by_new)],
             [Some(Denied::NoDomain), Some(Denied::OutOfRange)]

@@ -1,4 +1,4 @@
-//! What comes in by a link, and where it goes.
+//! Packets and control messages that arrive by a link, and what is done with them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,30 +22,30 @@ use crate::fabric::table::ITSELF;
 use crate::programs::mail_shares::Party;
 use crate::programs::user::Poster;
 
-/// What is taken from a link that is lost, at most: as many of the shortest packets (32 bytes, header of the record
-/// included) as a ring of 1 MiB holds, so that a peer which goes on writing does not keep its lost link.
+/// Maximum number of packets taken from a lost link: as many of the shortest packets (32 bytes, header of the record
+/// included) as a ring of 1 MiB holds. So a peer that goes on writing does not keep its lost link.
 const MAX_LAST: usize = 32 * 1024;
 
-/// Control messages that are taken from a link in one turn: each may take some microseconds to answer. The next turn takes more.
+/// Control messages that are taken from a link in one turn: each may take some microseconds to answer. The next turn
+/// takes further ones.
 const MAX_MESSAGES: usize = 4;
 
-/// What has become of bytes that came in.
+/// What has become of bytes that arrived.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Placed {
     Now,
-    /// They go to a program's own memory.
+    /// They are being written to a program's own memory.
     Later,
 }
 
 impl Node {
-    /// Receives from one peer and does what follows from it. Returns how many
-    /// packets and messages came.
+    /// Receives packets and messages from one peer, and acts on them. Returns how many arrived.
     pub fn drive(&self, connection: &Arc<Connection>) -> usize {
         self.drive_and(connection, Flush::All)
     }
 
-    /// As [`Node::drive`], but answers may stay unsent until [`Node::flush`] or [`Node::arm`]: whoever
-    /// waits for what has arrived goes first.
+    /// As [`Node::drive`], but answers may stay unsent until [`Node::flush`] or [`Node::arm`]: the thread that waits
+    /// for what has arrived goes on first.
     pub(crate) fn drive_lazily(&self, connection: &Arc<Connection>) -> usize {
         self.drive_and(connection, Flush::AllButAnswers)
     }
@@ -61,7 +61,7 @@ impl Node {
         let budget =
             if connection.is_streaming.load(Ordering::Relaxed) { connection.receive_budget } else { 1 };
         let count = self.take(connection, budget, flush);
-        // After what may have taken its readiness back.
+        // Receiving may have cleared the readiness of the link's descriptor: report the link to the loop afterwards.
         self.fabric.stirred.stir(connection);
         if let LinkState::Lost(reason) = connection.link.state() {
             self.take_last(connection, reason);
@@ -70,7 +70,7 @@ impl Node {
         count
     }
 
-    /// Takes up to `budget` packets, and the messages that came beside them. Returns how many.
+    /// Takes up to `budget` packets, and a few of the waiting control messages. Returns how many.
     fn take(&self, connection: &Arc<Connection>, budget: usize, flush: Flush) -> usize {
         let mut clock = CachedClock::new(self);
         let received = connection.link.receive(budget, &mut |packet| {
@@ -81,7 +81,7 @@ impl Node {
             connection.is_drained.store(true, Ordering::Relaxed);
             connection.is_streaming.store(false, Ordering::Relaxed);
         } else {
-            // More came at once, or came again before there was a pause.
+            // A stream: several packets arrived at once, or packets arrived in two turns without a pause.
             let again = connection.is_drained.swap(false, Ordering::Relaxed);
             connection.is_streaming.store(count > 1 || !again, Ordering::Relaxed);
         }
@@ -100,8 +100,8 @@ impl Node {
         count
     }
 
-    /// Takes what came before a link was lost: the goodbye of a peer that goes does not overtake its answers. Where
-    /// this node ended the link, as that of a key which was taken off the list, nothing more is obeyed.
+    /// Takes what arrived before a link was lost, so that the goodbye of a peer does not overtake its answers. If this
+    /// node ended the link, for example because the key was taken off the list, nothing more is obeyed.
     pub(crate) fn take_last(&self, connection: &Arc<Connection>, reason: LossReason) {
         if !reason.is_of_peer() {
             return;
@@ -109,7 +109,8 @@ impl Node {
         let mut left = MAX_LAST;
         while left > 0 {
             match self.take(connection, connection.receive_budget.min(left), Flush::All) {
-                // Over UDP also after 256 datagrams in a row that were no packets; what lies behind them is not taken.
+                // Over UDP, this is also the result after 256 datagrams in a row that were no packets. What lies behind
+                // them is not taken.
                 0 => break,
                 taken => left = left.saturating_sub(taken),
             }
@@ -118,7 +119,7 @@ impl Node {
 
     fn packet(&self, connection: &Arc<Connection>, arrived: LinkPacket<'_>, clock: &mut CachedClock<'_>) {
         let mut scratch = Vec::new();
-        // Where nothing can change unnoticed, bytes are copied once, from where they have arrived.
+        // A link without checksums protects integrity itself: bytes are copied once, from where they have arrived.
         let peeked = match connection.checksums {
             Checksums::Off => DataHeader::peek(arrived.head(), arrived.len()),
             Checksums::On => Ok(None),
@@ -161,7 +162,7 @@ impl Node {
         }
     }
 
-    /// Changes a word that a peer asks to change.
+    /// Carries out an atomic operation that a peer asks for.
     fn operate(&self, peer: PeerId, operation: Operation) {
         let Placement { domain, address, .. } = operation.placement;
         let (purpose, asker) = (Purpose::Operate(operation), Poster::Peer(peer));
@@ -174,7 +175,8 @@ impl Node {
         }
     }
 
-    /// Changes a word; what it was before. `None`: it is in a program's own memory, and that goes on elsewhere.
+    /// Changes a word, and returns its previous value. `None`: the word is in a program's own memory, and the change
+    /// ends later.
     pub(crate) fn change_word(
         &self,
         peer: PeerId,
@@ -209,7 +211,8 @@ impl Node {
             Some(_) => Poster::of(placement.user),
             None if let Some(sender) = tombolo_channel::mail_sender(placement.block.0) => {
                 if placement.asker != Asker::SENDER {
-                    // Mail names the domain that sends it, for which the sending node vouches: of its own domains alone.
+                    // A message names the domain that sends it, and the sending node vouches for that: for its own
+                    // domains alone.
                     return Err(Denied::NotGranted.at(placement.address));
                 }
                 return self.place_mail(peer, placement, sender, payload).map(|()| Placed::Now);
@@ -235,7 +238,7 @@ impl Node {
         Ok(Placed::Now)
     }
 
-    /// Puts a message, or the last part of one, into a mailbox; keeps any other part of it.
+    /// Puts a message into a mailbox. If the message comes in parts, keeps each part until the last one arrives.
     fn place_mail(
         &self,
         peer: PeerId,
@@ -259,7 +262,7 @@ impl Node {
         let mut gatherer = self.gatherer.lock();
         if !gatherer.has(peer, block) {
             let engine = self.fabric.engine.lock();
-            // Its peer is gone, or its block, or some of its parts.
+            // The peer or the block is gone, or other parts of this message were placed and are not kept any more.
             if !engine.is_held(placement) || engine.has_other_parts(placement) {
                 return Err(Refusal::at(NackCode::DecodeError, placement.address));
             }
@@ -272,7 +275,7 @@ impl Node {
         })
     }
 
-    /// Puts a message into the mailbox of a domain. `from` is the domain at that peer.
+    /// Puts a message into the mailbox of a domain. `from` is the sending domain at that peer.
     pub(crate) fn deliver(
         &self,
         domain: Domain,

@@ -29,12 +29,12 @@ impl GoneLinks {
     }
 }
 
-/// What strangers have said to this node's listener.
+/// Counters of what this node's listener received from unknown senders.
 #[derive(Debug, Default)]
 pub struct ListenerStats(Mutex<ListenerCounters>);
 
 impl ListenerStats {
-    /// The listener has counted so far.
+    /// Stores the listener's current counters.
     pub fn note(&self, counters: ListenerCounters) {
         *self.0.lock() = counters;
     }

@@ -1,4 +1,5 @@
-//! Doorbells: what programs ask for in their channels, checked, and carried out or posted.
+//! Doorbells: reads the descriptors of channels that programs rang for, checks them, and carries out or posts their
+//! transfers.
 
 use std::sync::atomic::Ordering;
 
@@ -18,28 +19,27 @@ use crate::programs::domain::ProgramDomain;
 use crate::programs::domains::Domains;
 use crate::programs::user::SMALL_LOOPBACK;
 
-/// A transfer that stays here is carried out at once if it is no larger, and none like it is under way here. One
-/// loopback block: 3 to 4 us of copying (decision 14).
+/// A transfer between two programs of this node is carried out at once if it is no larger than this and no other such
+/// small transfer is under way. One loopback block: 3 to 4 us of copying (decision 14).
 const AT_ONCE_BYTES: u32 = 64 * 1024;
-/// What is no larger goes even between the parts of another block's copy: one page, copied in a third of a
-/// microsecond.
+/// A transfer no larger than this is carried out even between two parts of a larger copy: one page, copied in a third
+/// of a microsecond.
 const TINY_BYTES: u32 = 4 * 1024;
 /// Number of copies after a tiny one during which we expect another. A bound, not a measurement.
 const TINY_LATELY: u32 = 1024;
-/// Bytes of transfers carried out at once before others get their turn: four of the largest, 12 to 17 us of
-/// copying.
+/// Bytes of transfers carried out at once before other work gets its turn: four of the largest, 12 to 17 us of copying.
 const AT_ONCE_ALTOGETHER: u32 = 256 * 1024;
 
 /// How a descriptor is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plan {
-    /// By this node's engine, with that peer.
+    /// This node's engine makes the transfer, with this peer.
     Post(PeerId, Transfer),
-    /// By that peer, which has the source, to another node or its own.
+    /// This peer, which has the source, makes the transfer, to another node or within itself.
     Ask(PeerId, ThirdPartyTransfer),
 }
 
-/// The plan for what the program of that domain asks for in a channel.
+/// The plan for a descriptor in a channel of domain `number`.
 fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan, Failure> {
     let (own, other) = (on_the_wire(number), on_the_wire(wanted.target.domain));
     let peer = PeerId(wanted.target.node);
@@ -74,7 +74,7 @@ fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan
             return Err(Failure::BadDescriptor);
         }
         (Work::Move, None) => {
-            // At home both memories are here: a read is a write the other way round.
+            // Within this node both memories are here: a read is a write in the other direction.
             match (is_read(slot), peer == ITSELF) {
                 (false, _) => {}
                 (true, false) => transfer.direction = Direction::Read,
@@ -111,12 +111,12 @@ fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan
 }
 
 impl Node {
-    /// Posts what programs rang for. Returns how many bells.
+    /// Starts the transfers that programs rang for. Returns the number of bells.
     pub(crate) fn serve_doorbells(&self) -> usize {
         let Some(domains) = self.programs.awake.if_rung() else { return 0 };
         let (mut count, mut budget) = (0, AT_ONCE_ALTOGETHER);
         let mut clock = CachedClock::new(self);
-        // Whoever was left for later is first now.
+        // Begin with the domain whose bells the last call left for later.
         let first = self.programs.turn();
         for domain in domains.range(first..).chain(domains.range(..first)).map(|(_, domain)| domain) {
             let mut rung = domain.page.take_rung();
@@ -144,8 +144,8 @@ impl Node {
         count
     }
 
-    /// Whether tiny transfers between programs here are to be expected; asked once a copy, which is of
-    /// several blocks where they lie side by side.
+    /// Whether tiny transfers between programs of this node are expected. To be called once for each copy, which covers
+    /// several blocks if they are adjacent.
     pub(crate) fn expects_tiny(&self) -> bool {
         let left = self.programs.tiny_expected.load(Ordering::Relaxed);
         if left > 0 {
@@ -154,15 +154,15 @@ impl Node {
         left > 0
     }
 
-    /// The next, if they are expected; does not count.
+    /// Serves tiny transfers if they are expected. Unlike [`Self::expects_tiny`], it counts no copy.
     pub(crate) fn serve_expected_tiny_doorbells(&self) {
         if self.programs.tiny_expected.load(Ordering::Relaxed) > 0 {
             self.serve_tiny_doorbells(&self.programs.awake.domains());
         }
     }
 
-    /// Carries out the tiny transfers between programs here that need no queue, while a large one goes on;
-    /// whatever else was rung for stays so.
+    /// Carries out tiny transfers between programs of this node that need no queue, while a larger copy goes on. All
+    /// other bells stay rung.
     pub(crate) fn serve_tiny_doorbells(&self, domains: &Domains) {
         for domain in domains.values() {
             let (mut rung, mut later) = (domain.page.take_rung(), 0);
@@ -176,7 +176,7 @@ impl Node {
                     later |= 1 << slot;
                 }
             }
-            // Another thread may be about to sleep, having seen no bell.
+            // Another thread may have seen no bell while this one held them, and may be about to sleep.
             if later != 0 && domain.page.ring(later) {
                 self.programs.wake_domain(domain);
             }
@@ -196,7 +196,7 @@ impl Node {
         }
     }
 
-    /// Whether the transfer was one to be carried out at once, and has ended.
+    /// Carries the transfer out at once if it is of the kind for that. Returns whether the channel needs nothing more.
     fn end_at_once(
         &self,
         domain: &ProgramDomain,
@@ -204,7 +204,8 @@ impl Node {
         transfer: &Transfer,
         budget: &mut u32,
     ) -> bool {
-        // One in a program's own memory goes on there, and may end before this thread looks again.
+        // An atomic operation in a program's own memory ends later, perhaps before this thread goes on: mark it before
+        // it begins.
         if matches!(transfer.direction, Direction::Atomic(_)) && transfer.destination_address < NODE_ADDRESSES
         {
             domain.busy.fetch_or(1 << slot, Ordering::Relaxed);
@@ -215,7 +216,7 @@ impl Node {
         counts.transfers.fetch_add(1, Ordering::Relaxed);
         let outcome = match outcome {
             Ok(Some(before)) => Ok(before),
-            // It ends as one that was posted.
+            // It goes on in a program's own memory, and ends as a posted transfer does.
             Ok(None) => return true,
             Err(Failure::Refused { code: NackCode::BufferFull, .. }) => {
                 domain.pause(slot);
@@ -231,12 +232,12 @@ impl Node {
         true
     }
 
-    /// A lone small transfer between programs here needs no queue (QOS §3.3), nor does a change of one
-    /// word. None: it is neither.
+    /// Carries out a transfer that needs no queue: a lone small transfer between programs of this node (QOS §3.3), or
+    /// an atomic operation. `None`: the transfer is neither, or its mailbox is full.
     fn at_once(&self, transfer: &Transfer, budget: &mut u32) -> Option<Result<Option<u64>, Failure>> {
         let is_small = transfer.size_bytes <= AT_ONCE_BYTES;
         let is_lone = self.programs.small_loopback.load(Ordering::Relaxed) == 0;
-        // The own memory of a program may be slow.
+        // An access to a program's own memory may be slow.
         let words = transfer.notification.map_or(NODE_ADDRESSES, |words| words.address);
         let is_quick = [transfer.source_address, transfer.destination_address, words]
             .iter()
@@ -252,7 +253,7 @@ impl Node {
             return Some(Err(Failure::BadDescriptor));
         }
         match self.carry_out(transfer) {
-            // A full mailbox: the engine tries again.
+            // The mailbox is full: the engine repeats the message.
             Err(refused) if refused.refusal.code == NackCode::BufferFull && !is_atomic => None,
             outcome => Some(outcome.map_err(|refused| failure(&refused, transfer.user))),
         }
@@ -289,7 +290,7 @@ impl Node {
                     Ok(true)
                 }
                 Err(PostError::Full) => Ok(false),
-                // It was lost just now.
+                // The neighbour was lost just now.
                 Err(PostError::UnknownPeer(peer)) if self.fabric.numbers.is_kept(peer) => {
                     Err(Failure::Unreachable)
                 }

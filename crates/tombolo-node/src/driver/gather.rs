@@ -1,7 +1,8 @@
-//! Messages that come in parts: over a link whose packets are shorter than they are.
+//! Messages to mailboxes that arrive in parts, over a link whose packets are shorter than a message.
 //!
-//! A message is in its mailbox wholly or not at all. So its parts are kept until all are there, and until the mailbox has room. A part that was
-//! placed does not come again, also when its block is sent again: so parts are given up only with their block.
+//! A message is in its mailbox wholly or not at all. So its parts are kept until all have arrived and the mailbox has
+//! room. A part that was placed does not come again, even when its block is sent again. So parts are dropped only when
+//! their block is over.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +10,18 @@ use tombolo_channel::MAX_MAIL_BYTES;
 use tombolo_core::rdma::{BlockId, PeerId};
 use tombolo_host::shared::SharedSpan;
 
-/// Most messages of a peer of which parts are kept.
+/// Maximum number of messages of one peer whose parts are kept.
 const MESSAGES_MAX: usize = 256;
 
-/// A message of which parts have come.
+/// A message of which parts have arrived.
 #[derive(Debug)]
 struct Message {
     block: BlockId,
     bytes: Box<[u8; MAX_MAIL_BYTES]>,
     length: usize,
-    /// A bit for each byte that has come.
+    /// A bit for each byte that has arrived.
     came: [u64; MAX_MAIL_BYTES / 64],
-    /// It is in its mailbox: parts that come once more are ignored.
+    /// The message is in its mailbox. Parts that arrive once more are ignored.
     is_delivered: bool,
 }
 
@@ -57,19 +58,20 @@ pub(crate) struct Part<'a> {
 }
 
 impl Gatherer {
-    /// Whether parts of a message are kept.
+    /// Whether parts of the message of this block are kept.
     pub(crate) fn has(&self, peer: PeerId, block: BlockId) -> bool {
         self.0.get(&peer).is_some_and(|messages| messages.iter().any(|message| message.block == block))
     }
 
-    /// Makes room for another message of a peer: forgets those whose blocks are over. `false`: there is none.
+    /// Makes room for another message of a peer: forgets messages whose blocks are over. False: there is no room.
     pub(crate) fn make_room(&mut self, peer: PeerId, is_receiving: impl Fn(BlockId) -> bool) -> bool {
         let Some(messages) = self.0.get_mut(&peer) else { return true };
         messages.retain(|message| is_receiving(message.block));
         messages.len() < MESSAGES_MAX
     }
 
-    /// Keeps a part of a message. Where the message is whole by that, `deliver` gets it; if it cannot take it, this part is to come again.
+    /// Keeps a part of a message. If this completes the message, `deliver` gets it. If `deliver` fails, this part is
+    /// expected again.
     ///
     /// # Errors
     /// Those of `deliver`.
@@ -104,7 +106,7 @@ impl Gatherer {
         delivered
     }
 
-    /// A peer is gone.
+    /// Forgets all messages of a lost peer.
     pub(crate) fn forget(&mut self, peer: PeerId) {
         self.0.remove(&peer);
     }
@@ -121,7 +123,7 @@ mod tests {
 
     const PEER: PeerId = PeerId(1);
 
-    /// Names of different blocks.
+    /// The identities of `count` different blocks.
     fn blocks(count: u16) -> Vec<BlockId> {
         let mut engine = Engine::new(Config::default());
         engine.add_peer(Time(0), PEER);
@@ -165,7 +167,7 @@ mod tests {
                 Ok(())
             })
         };
-        // In any order, twice, overlapping.
+        // Parts out of order, repeated, overlapping.
         for (offset, bytes) in
             [(4, &b"ef"[..]), (4, b"ef"), (0, b"abc"), (1, b"bcd"), (0, b"abc"), (4, b"ef")]
         {

@@ -1,4 +1,4 @@
-//! Links of a node over time: their timers, their loss, and the end of all of them.
+//! The life of a node's links: their timers, their loss, and the end of all of them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,7 +39,7 @@ impl LinkDriver for Node {
     }
 }
 
-/// When to look at the timers of a quiet link: as many links as can be have theirs looked at together.
+/// When to check the timers of a quiet link. Times are rounded so that as many links as possible are checked together.
 fn quiet_timers_at_ns(now_ns: u64, wait: Duration) -> u64 {
     let (wait_ns, grid_ns) = (wait.as_nanos() as u64, timing::QUIET_TIMERS.as_nanos() as u64);
     let at_ns = now_ns + wait_ns;
@@ -47,7 +47,7 @@ fn quiet_timers_at_ns(now_ns: u64, wait: Duration) -> u64 {
 }
 
 impl Node {
-    /// Runs the timers that are due. Returns how long until the next, if any.
+    /// Runs the engine's timers that are due. Returns the time until the next one, if there is one.
     pub fn expire(&self) -> Option<Duration> {
         let now = self.now();
         let mut engine = self.fabric.engine.lock();
@@ -62,7 +62,7 @@ impl Node {
         Some(Duration::from_nanos(deadline.0.saturating_sub(self.now().0)))
     }
 
-    /// Runs the timers of the links; returns when to come back.
+    /// Runs the timers of the links. Returns when to call this again.
     pub fn tick(&self) -> Option<Instant> {
         let now = Instant::now();
         let now_ns = self.now().0;
@@ -86,7 +86,7 @@ impl Node {
                 soon(time);
             }
             if let LinkState::Lost(reason) = connection.link.state() {
-                // A lost connection stays in the list until it is forgotten; from then on nothing of it is taken.
+                // A lost connection stays in the list until it is forgotten. Nothing is taken from it after this.
                 if connection.has_link() {
                     self.take_last(&connection, reason);
                     self.link_lost(&connection, reason);
@@ -96,7 +96,7 @@ impl Node {
             {
                 self.pump();
             } else if connection.is_paused.load(Ordering::Relaxed) {
-                // One that was silent a moment before, too, was not told of yet.
+                // If the link was silent a short while before, too, this silence has not been reported yet.
                 connection.tell_of_silence();
             }
         }
@@ -108,7 +108,7 @@ impl Node {
         next
     }
 
-    /// A link is gone, and if it was the last, the peer: its transfers fail, what it borrowed comes back.
+    /// Handles the loss of a link. If it was the last link of its peer, the peer is lost: its transfers fail.
     pub(crate) fn link_lost(&self, connection: &Arc<Connection>, reason: LossReason) {
         match self.fabric.leave(connection, reason) {
             Left::Nothing => return,
@@ -117,7 +117,8 @@ impl Node {
                 self.lost(neighbour.id, reason);
                 self.fabric.peer_lost(&neighbour);
                 self.gatherer.lock().forget(neighbour.id);
-                // Before anything of its next life is written: what of this one waits for pages is not.
+                // Before anything of the peer's next life is written: writes of this life that wait for pages are
+                // dropped.
                 self.carry_out_accesses();
                 self.third_party_lost(neighbour.id);
             }
@@ -125,21 +126,21 @@ impl Node {
         self.pump();
     }
 
-    /// Forgets a lost link: its place may be given to another. Returns the bytes that its peer had borrowed, also
-    /// when it was forgotten before.
+    /// Forgets a lost link, so that its place can be used again. Returns the bytes that its peer had borrowed, even if
+    /// the link was forgotten before.
     pub fn forget(&self, connection: &Connection) -> u64 {
         let neighbour = connection.own();
         if self.fabric.forget(connection) {
             self.gone_links.add(&*connection.link);
         }
-        // Whoever forgets second, or at the same time, hears of the same bytes.
+        // Threads that forget the link later or at the same time get the same number of bytes.
         let mut ledger = self.lending.ledger.lock();
         let bytes = ledger.release_all(connection.id);
         neighbour.returned_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes
     }
 
-    /// Closes all links after their answers are flushed, so that peers need not wait for the outage even if
-    /// another thread, such as one that dials, still holds the node.
+    /// Flushes and closes all links, so that peers need not wait for the outage even if another thread, such as one
+    /// that dials, still holds the node.
     pub fn leave(&self) {
         for connection in self.peers() {
             self.flush(&connection);
@@ -147,14 +148,14 @@ impl Node {
         }
     }
 
-    /// Compares the keys of all links with the list again, and ends those whose key is not on it any more.
-    /// Returns whose links they were. The others may ask for what it says now.
+    /// Compares the keys of all links with the list again, and closes links whose key is no longer on it. Returns the
+    /// labels of their peers. The peers of all other links get the rights that the list gives now.
     pub fn close_disallowed(&self, security: &Security) -> Result<Vec<String>, KeyFileError> {
         let Security::Secure(identity) = security else { return Ok(Vec::new()) };
         identity.reader.wait(timing::LIST_TIMEOUT).map(|rights| self.close_unlisted(&rights))
     }
 
-    /// As [`Self::close_disallowed`], by a reading of the list.
+    /// As [`Self::close_disallowed`], with the given reading of the list.
     pub fn close_unlisted(&self, rights: &KeyRights) -> Vec<String> {
         let mut closed = Vec::new();
         for connection in self.peers() {
@@ -186,7 +187,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// The list of keys is on a file system that hangs: who comes waits, who is there does not.
+    /// The list of keys is on a file system that hangs: a new link waits, and an existing link does not.
     #[test]
     fn a_list_that_cannot_be_read_keeps_no_link_waiting() {
         let path = std::env::temp_dir().join(format!("tombolo-list-{}", std::process::id()));
@@ -211,7 +212,7 @@ mod tests {
                 let second = Node::new("second", 0, 0).unwrap();
                 second.join(&address, &secure(theirs_list()), TIMEOUT).map(drop)
             });
-            // Opened for writing at once only while the list is being read.
+            // Opening the FIFO for writing succeeds only while the list is being read.
             let begin = Instant::now();
             let mut file = loop {
                 let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;

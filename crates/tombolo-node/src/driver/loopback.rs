@@ -1,5 +1,5 @@
-//! Transfers between two programs of this node: the engine is its own peer, and
-//! instead of packets there is one copy a block, answered at once.
+//! Transfers between two programs of this node: the engine is its own peer. Each block is one copy, answered at once,
+//! and there are no packets.
 
 use std::sync::atomic::Ordering;
 
@@ -16,11 +16,11 @@ use crate::driver::own_moves::touches_own;
 use crate::fabric::table::ITSELF;
 use crate::programs::user::{Poster, SMALL_LOOPBACK};
 
-/// Bytes of a large transfer that are copied before tiny transfers get their turn. A bound, not a measurement:
-/// memcpy takes a tenth of a microsecond for them.
+/// Bytes of a large transfer that are copied before tiny transfers get their turn: memcpy takes a tenth of a
+/// microsecond for them. A bound, not a measurement.
 const PART_BYTES: usize = 1024;
 
-/// Whether one block goes on where another ends, as blocks of one transfer do.
+/// Whether `next` begins where `block` ends, as consecutive blocks of one transfer do.
 fn follows(block: &Block, next: &Block) -> bool {
     let length = u64::from(block.length_bytes);
     (block.user, block.own_domain, block.domain) == (next.user, next.own_domain, next.domain)
@@ -31,7 +31,7 @@ fn follows(block: &Block, next: &Block) -> bool {
         && !touches_own(next)
 }
 
-/// The domain of the program here whose transfer it is, if it is a program's.
+/// The domain of the program of this node that posted the transfer with this user number. `None`: no program posted it.
 pub(crate) fn asker_of(user: u64) -> Option<Domain> {
     match Poster::of(user) {
         Poster::Program(number, _) => Some(on_the_wire(number)),
@@ -39,7 +39,7 @@ pub(crate) fn asker_of(user: u64) -> Option<Domain> {
     }
 }
 
-/// What a program is told whose transfer was refused.
+/// The failure that a program is told when its transfer was refused.
 pub(crate) fn failure(refused: &Refused, user: u64) -> Failure {
     if refused.is_of(asker_of(user)) {
         Failure::local(refused.refusal)
@@ -48,12 +48,12 @@ pub(crate) fn failure(refused: &Refused, user: u64) -> Failure {
     }
 }
 
-/// What a notification writes: two words.
+/// Size of what a notification writes: two words.
 pub(crate) const NOTIFICATION_BYTES: u32 = 16;
 
 /// Writes the two words of a notification, the first before the last.
 pub(crate) fn write_words(memory: &Memory<'_>, offset: usize, words: &Notification) -> Result<(), Refusal> {
-    // Both or none.
+    // Check both words first: both are written, or none.
     let refusal = |_| Refusal::at(NackCode::DecodeError, words.address);
     memory.get().span_mut(offset, 16).map_err(refusal)?;
     for (at, word) in [(offset, words.first), (offset + 8, words.last)] {
@@ -68,7 +68,7 @@ pub(crate) fn write_words(memory: &Memory<'_>, offset: usize, words: &Notificati
 }
 
 impl Node {
-    /// Blocks between two programs here: what lies side by side is one copy, answered at once.
+    /// Carries out blocks between two programs of this node. Adjacent blocks are one copy, answered at once.
     pub(crate) fn loop_back(&self, now: Time, blocks: &[Block]) {
         for run in blocks.chunk_by(follows) {
             match run {
@@ -109,15 +109,15 @@ impl Node {
         }
     }
 
-    /// Carries out a transfer that stays here; the word before it, if it is an atomic operation. `None`: it is one in a
-    /// program's own memory, which ends later.
+    /// Carries out a transfer between two programs of this node. Returns the previous value of the word for an atomic
+    /// operation, otherwise 0. `None`: the word is in a program's own memory, and the transfer ends later.
     pub(crate) fn carry_out(&self, transfer: &Transfer) -> Result<Option<u64>, Refused> {
         if let Direction::Atomic(operation) = transfer.direction {
             let at = (transfer.domain, transfer.destination_address);
             let purpose = Purpose::Change {
                 user: transfer.user & !SMALL_LOOPBACK,
                 domain: transfer.domain,
-                // It is no block, and has no slot.
+                // An atomic operation is no block and has no slot.
                 by: FaultSource { node: ITSELF.0, transaction: u16::MAX, sequence: transfer.user as u32 },
             };
             let changed = self.change_word(ITSELF, at, operation, purpose, Poster::of(transfer.user));
@@ -126,8 +126,8 @@ impl Node {
         self.copy_here(transfer, false).map(|()| Some(0))
     }
 
-    /// Moves bytes between two programs here, as far as both allow, and then writes the words. In parts,
-    /// if tiny transfers are to go between them.
+    /// Copies bytes between two programs of this node, if both ends allow it, and then writes the notification. With
+    /// `in_parts`, tiny transfers get their turn between two parts.
     fn copy_here(&self, part: &Transfer, in_parts: bool) -> Result<(), Refused> {
         let by = Poster::of(part.user);
         let (read, write) = (Access::reading(by), Access::writing(by));

@@ -1,7 +1,8 @@
-//! The driver: one node, and the loop that moves everything in it along.
+//! The driver: the node, and the loop that runs it.
 //!
-//! It owns the node, receives what comes by links and from programs, asks the other rooms what follows, carries
-//! that out, and decides in [`address_space`] who reaches which memory. It calls all rooms but `far`.
+//! It owns the node and receives packets, messages and requests, from links and from programs. It asks the other rooms
+//! what to do about them, does it, and decides in [`address_space`] which memory each peer and program may reach. It
+//! calls all rooms but `far`.
 
 pub(crate) mod address_space;
 mod arrive;

@@ -1,8 +1,9 @@
-//! The node: links to others, what is lent to them, the programs, and the engine between.
+//! The node: its links to other nodes, the memory that it lends to them, its programs, and the engine that moves bytes
+//! between them.
 //!
-//! The same object lends and borrows, over the same links. Nothing in here has
-//! a thread of its own: whoever waits for something drives the engine
-//! ([`Node::drive`]), under one lock, and copies bytes outside of it where it can.
+//! A [`Node`] both lends and borrows, over the same links. It drives its links with no thread of its own: a thread that
+//! waits for something drives the engine ([`Node::drive`]), under one lock, and copies bytes outside the lock where it
+//! can.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -37,22 +38,22 @@ use crate::programs::helper::HelperCommand;
 use crate::programs::user::NODE_BITS;
 use crate::programs::{Limits, MAX_TRANSACTIONS};
 
-/// What a node tells the owners of its own transfers. Each has a queue of its own, and takes the events after it has driven
-/// the node, or where the queue's descriptor is readable.
+/// An event for an owner of the node's own transfers. Each owner has a queue of its own. It takes the events after it
+/// has driven the node, or when the queue's descriptor is readable.
 #[derive(Clone, Copy, Debug)]
 pub enum NodeEvent {
-    /// A transfer of this owner's is over.
+    /// A transfer of this owner has ended.
     Completed {
         /// Its user number.
         user: u64,
         /// How it ended.
         result: Result<(), TransferError>,
     },
-    /// A peer is gone. Its transfers end afterwards.
+    /// A peer is lost. Transfers with it end after this event.
     Lost {
-        /// Which.
+        /// The peer.
         peer: PeerId,
-        /// Why.
+        /// The reason.
         reason: LossReason,
     },
 }
@@ -60,36 +61,37 @@ pub enum NodeEvent {
 /// The events of one owner.
 pub type NodeEvents = Arc<EventQueue<NodeEvent>>;
 
-/// A node.
+/// One node: its links, the memory that it lends, its programs, and its engine.
 pub struct Node {
     pub(crate) fabric: Fabric,
     pub(crate) lending: Lending,
     pub(crate) programs: Arc<Programs>,
     pub(crate) gone_links: GoneLinks,
     pub(crate) listener_stats: ListenerStats,
-    /// Where our own writes come from and the answers to our reads go.
+    /// Source of this node's own writes, and destination of its own reads.
     buffers: SharedMemory,
-    /// Those that are gone keep their places.
+    /// Queues of the owners, by the owner's number. An owner that is gone keeps its place.
     owners: RwLock<Vec<Weak<EventQueue<NodeEvent>>>>,
     pub(crate) packets_dropped: AtomicU64,
-    /// Messages of which parts have come.
+    /// Messages to mailboxes of which only some parts have arrived.
     pub(crate) gatherer: Mutex<Gatherer>,
-    /// Held by the thread that carries out what the machine of programs' own memory wants.
+    /// Held by the thread that carries out the steps of the machine for programs' own memory, so that they are done in
+    /// order.
     pub(crate) accesses_in_order: Mutex<()>,
-    /// Grows while a program drives this node by itself.
+    /// Counts the calls of [`Node::turn`], by which a program drives this node itself.
     pub(crate) driven: AtomicU32,
-    /// Where it listens for links, once that was said.
+    /// Addresses at which this node listens for links, after [`Node::listens_at`].
     pub(crate) listens: OnceLock<Vec<String>>,
-    /// Counts the rounds of the thread that serves in which it has looked at timers.
+    /// Number of times that the serving thread has looked at the timers.
     pub(crate) rounds: AtomicU64,
-    /// The engine has more to be done than was done in one go.
+    /// The last call of [`Node::pump`] stopped before the engine had no more actions.
     pub(crate) unfinished: AtomicBool,
-    /// This node, once it is served: for what other threads do for its peers.
+    /// This node, set when it is served: for tasks that other threads do for its peers.
     pub(crate) served: OnceLock<Weak<Node>>,
 }
 
 impl Drop for Node {
-    /// Whoever waits for an answer has it before the links say goodbye.
+    /// Flushes all links first, so that peers get their answers before the links close.
     fn drop(&mut self) {
         for connection in self.peers() {
             self.flush(&connection);
@@ -103,49 +105,51 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// Where the owner stands in the user number of a node's own transfer: below the marks of programs and peers.
+/// The lowest bit of the owner's number in the user number of a node's own transfer. The bits above mark transfers of
+/// programs and peers.
 const OWNER_SHIFT: u32 = 56;
-/// Owners that a node has in its life, at most: the number of one that is gone is not given again, since a transfer of its may end late.
+/// Maximum number of owners in a node's life. The number of an owner that is gone is not reused, since one of its
+/// transfers may end late.
 const MAX_OWNERS: usize = 1 << (NODE_BITS - OWNER_SHIFT);
 
-/// One of those who post transfers of a node's own.
+/// The number of a party that posts transfers of the node's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(u64);
 
 impl Owner {
-    /// The user number of a transfer, of which the owner is told as `word`, below 2⁵⁶.
+    /// The user number for a transfer whose end is reported to the owner as `word`, which is below 2⁵⁶.
     pub fn user(self, word: u64) -> u64 {
         self.0 << OWNER_SHIFT | word
     }
 }
 
-/// The most transfers posted and not over, however many channels there are.
+/// Maximum number of transfers posted and not yet ended, however many channels there are.
 const MAX_TRANSFERS: u32 = 1 << 16;
 
-/// What is copied at once between programs here.
+/// Maximum size of a block between two programs of this node.
 const LOOPBACK_BLOCK_BYTES: u32 = 64 * 1024;
 
-/// The engine as a node on ordinary machines uses it.
+/// The engine's configuration for a node on an ordinary machine.
 fn configuration(limits: &Limits) -> Config {
     Config {
         transactions: limits.transactions.min(MAX_TRANSACTIONS),
-        // Others may have other limits.
+        // Peers may have other limits.
         peer_transactions: MAX_TRANSACTIONS,
-        // What peers ask for has room of its own.
+        // Transfers that peers ask for have room of their own.
         transfers: (u32::from(limits.domains) * SLOTS as u32).clamp(1024, MAX_TRANSFERS) + MAX_MADE as u32,
-        // The documents' two blocks of a transfer under way fill a wire of some hundred nanoseconds;
-        // between processes a lone transfer needs more to keep both ends at work.
+        // The two blocks per transfer of the documents keep a wire of some hundred nanoseconds busy. Between processes,
+        // a lone transfer needs more blocks to keep both ends at work.
         outstanding_blocks: MAX_EARLIER_BLOCKS as u32 + 1,
         throttled_outstanding_blocks: 1,
         throttled_block_bytes: 4096,
-        // A gigabyte a second.
+        // One gigabyte per second.
         throttled_block_ns: 4000,
-        // Blocks that follow each other are copied together between programs here; elsewhere, too, both
-        // ends are faster with them.
+        // Between programs of this node, consecutive blocks are copied together. Over links, too, both ends are faster
+        // with consecutive blocks.
         turn_blocks: 64,
         small_transfer_memory_ns: 1_000_000,
-        // Answers may be sent only when their sender gets the processor again,
-        // which takes as long as the time slice of whoever has it.
+        // A peer may have to wait for a processor before it sends an answer, for as long as the time slice of the
+        // thread that has the processor.
         retransmission: Retransmission::Measured {
             initial_ns: 20_000_000,
             min_ns: 6_000_000,
@@ -162,7 +166,8 @@ impl From<SetUpError> for LendError {
 }
 
 impl Node {
-    /// Grows several times a second while the thread that serves does what it is for.
+    /// Number of times that the serving thread has looked at the timers: grows several times a second while that thread
+    /// works.
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
@@ -173,7 +178,7 @@ impl Node {
         Self::with_limits(name, lend_bytes, buffer_bytes, Limits::default())
     }
 
-    /// As [`Self::new`], with these limits of programs.
+    /// As [`Self::new`], with these limits for programs.
     pub fn with_limits(
         name: &str,
         lend_bytes: u64,
@@ -205,34 +210,36 @@ impl Node {
         })
     }
 
-    /// Its name.
+    /// The node's name.
     pub fn name(&self) -> &str {
         self.fabric.name()
     }
 
-    /// Which life of it this is.
+    /// The node's life.
     pub fn life(&self) -> Life {
         self.fabric.life()
     }
 
-    /// How long nothing may be heard of a peer before a link that begins from now on is lost, where silence
-    /// is all that shows its end: at least [`SUSPECT_AFTER`](tombolo_link::udp::SUSPECT_AFTER).
+    /// Sets how long a peer may be silent before its link is lost, for links that begin from now on. It counts only for
+    /// links whose end shows by silence alone. At least [`SUSPECT_AFTER`](tombolo_link::udp::SUSPECT_AFTER).
     pub fn set_outage(&self, outage: Duration) {
         self.fabric.set_outage(outage);
     }
 
-    /// From now on peers may ask for what the list says of their keys; said once, before there are any. Those
-    /// whose links have no keys may ask for all: it is others who decide who can link.
+    /// Limits the requests of each peer to those that the list of keys allows its key. To be called once, before there
+    /// are any peers. Peers whose links have no keys may make all requests: other rules decide which of them can
+    /// connect.
     pub fn permit_by_list(&self, security: &Security) {
         self.fabric.permit_by_list(security);
     }
 
-    /// Where this node listens for links, for whoever asks how it is; said once.
+    /// Sets the addresses at which this node listens for links, for its status. Only the first call counts.
     pub fn listens_at(&self, addresses: Vec<String>) {
         let _ = self.listens.set(addresses);
     }
 
-    /// This node is about to end, at that time at the latest: from now on only a peer that has some of its memory already gets more.
+    /// Announces that this node ends at `time` at the latest. From now on it lends memory only to peers that have some
+    /// of its memory already.
     pub fn ends_at(&self, time: Instant) {
         self.fabric.ends_at(time);
     }
@@ -247,13 +254,13 @@ impl Node {
         self.programs.open_domains().values().filter_map(|domain| domain.at_work()).collect()
     }
 
-    /// Now, on the engine's clock.
+    /// The current time on the engine's clock.
     pub fn now(&self) -> Time {
         self.fabric.now()
     }
 
-    /// Adds an owner of transfers, and the events of its own. The first one's user numbers are
-    /// those of its transfers; those of others come from [`Owner::user`].
+    /// Adds an owner of transfers, and returns its queue of events. The first owner may use plain user numbers. Each
+    /// further owner gets its user numbers from [`Owner::user`].
     pub fn add_owner(&self) -> io::Result<(Owner, NodeEvents)> {
         let events = Arc::new(EventQueue::new()?);
         let mut owners = self.owners.write();
@@ -266,7 +273,7 @@ impl Node {
         Ok((Owner(owners.len() as u64 - 1), events))
     }
 
-    /// A transfer of this node's own has completed.
+    /// Tells the owner that one of its transfers has ended. False: the owner is gone.
     pub(crate) fn completed(&self, user: u64, result: Result<(), TransferError>) -> bool {
         let owners = self.owners.read_recursive();
         let events = owners.get((user >> OWNER_SHIFT) as usize).and_then(Weak::upgrade);
@@ -274,8 +281,8 @@ impl Node {
         events.map(|events| events.push(NodeEvent::Completed { user, result })).is_some()
     }
 
-    /// How to start processes that make the accesses to memory of programs that cannot have threads; said once. Without it,
-    /// threads of this process make them.
+    /// Sets the command for helpers: processes that make the accesses to the memory of programs that cannot have
+    /// threads. Only the first call counts. Without a command, threads of this process make those accesses.
     pub fn help_accesses_by(&self, command: HelperCommand) {
         let _ = self.programs.helper.set(command);
     }
@@ -301,7 +308,7 @@ impl Node {
         self.fabric.connections()
     }
 
-    /// The key that the node of this number has proved.
+    /// The key that the peer with this number has proved.
     pub fn key_of(&self, node: u32) -> Option<PublicKey> {
         self.fabric.connection(PeerId(node))?.key()
     }
@@ -311,7 +318,7 @@ impl Node {
         self.fabric.post(peer, transfer)
     }
 
-    /// Connects to another node and says which node this is.
+    /// Connects to another node and introduces this node to it.
     pub fn join(
         &self,
         address: &Address,
@@ -321,7 +328,7 @@ impl Node {
         self.join_over(tombolo_link::connect(address, security, timeout)?, address, timeout)
     }
 
-    /// As [`Node::join`], over a link that is up; the address is for messages.
+    /// As [`Node::join`], over a link that is up. The address appears in messages only.
     pub fn join_over(
         &self,
         link: Arc<dyn Link>,
@@ -331,8 +338,7 @@ impl Node {
         joining::join_over(self, link, address, timeout)
     }
 
-    /// Joins a node by several addresses of it: the first as [`Node::join`] does, the others as
-    /// further paths.
+    /// Joins a node by several of its addresses: by the first as [`Node::join`] does, by the rest as further paths.
     pub fn join_by(
         &self,
         addresses: &[Address],
@@ -347,7 +353,7 @@ impl Node {
         self.join_again(&connection, addresses, security, timeout).map(Some)
     }
 
-    /// Joins a node that was joined by the first of these addresses by the others, too.
+    /// Joins a node by further paths, after it was joined by the first of these addresses.
     pub fn join_again(
         &self,
         first: &Arc<Connection>,

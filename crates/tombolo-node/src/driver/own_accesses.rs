@@ -1,4 +1,5 @@
-//! Accesses to programs' own memory: from the engine's loop to whoever makes them, and back.
+//! Accesses to programs' own memory: passes orders from the engine's loop to the threads that make the accesses, and
+//! answers back.
 //!
 //! ```text
 //!  begin ──► OwnMemory ──► order ──► area ──► the program's access thread
@@ -6,9 +7,9 @@
 //!  what follows (packets, next part) ◄── OwnMemory ◄── answer
 //! ```
 //!
-//! What is done about an absent page, and what follows from an answer, is decided by the machine ([`tombolo_core::own`]), which
-//! also tells the engine. Here bytes are staged and orders given. All that follows from an
-//! answer happens on the thread that drives the node, in order.
+//! The machine ([`tombolo_core::own`]) decides what is done about an absent page and what follows from an answer, and
+//! tells the engine. This module stages bytes and gives orders. All that follows from an answer is done in order, on
+//! the thread that drives the node.
 
 use std::sync::Arc;
 
@@ -29,15 +30,15 @@ use crate::programs::access::{Ordered, OwnAccess, Staged};
 use crate::programs::own::OwnPlace;
 use crate::programs::user::Poster;
 
-/// Bytes of blocks that leave together, at most: what one call of the kernel takes over UDP.
+/// Maximum number of bytes of blocks that leave together: what one system call sends over UDP.
 const TOGETHER_BYTES: u32 = 64 * 1024;
 
-/// Marks the orders to bring pages in, among the numbers of orders.
+/// Marks the numbers of orders that bring pages in.
 const OF_A_TOUCH: u64 = 1 << 63;
-/// Marks those to withdraw another.
+/// Marks the numbers of orders that withdraw another order.
 const OF_A_WITHDRAWAL: u64 = 1 << 62;
 
-/// What is done with the memory.
+/// What an access does with the memory.
 pub(crate) enum Work<'a> {
     Read(u32),
     Write(SharedSpan<'a>),
@@ -94,7 +95,7 @@ fn order(id: u64, (address, length_bytes): (u64, u32), look: (u64, u32), kind: O
 }
 
 impl Node {
-    /// Begins an access to a program's own memory, on behalf of `asker`. On an error nothing more is heard of it.
+    /// Begins an access to a program's own memory, on behalf of `asker`. On an error, nothing has begun.
     pub(crate) fn begin_access(
         &self,
         place: &OwnPlace,
@@ -113,13 +114,13 @@ impl Node {
             purpose,
             is_by_owner: matches!(asker, Poster::Program(_, life) if own.is_of(life)),
         };
-        // Before the bytes are copied for nothing.
+        // Check first, so that no bytes are copied in vain.
         self.programs.own_memory.lock().may_begin(&request)?;
         let (kind, staged) = self.stage(own, work, &request)?;
         let look = (address, length_bytes);
         let order = order(0, look, look, kind);
         let mut own_memory = self.programs.own_memory.lock();
-        // Under the lock under which the range is released.
+        // Check under the lock under which ranges are released.
         if place.range.is_gone() {
             return Err(Refusal::at(NackCode::DecodeError, address));
         }
@@ -134,7 +135,7 @@ impl Node {
         Ok(())
     }
 
-    /// An order was not taken, so nobody carries it out. What follows is done with the next steps.
+    /// Ends an access whose order was not taken. What follows from its end is among the machine's next steps.
     fn not_ordered(
         &self,
         own_memory: &mut OwnMemory<Ordered>,
@@ -147,7 +148,8 @@ impl Node {
         self.programs.has_steps();
     }
 
-    /// What is ordered, with room for the bytes where whoever copies finds them.
+    /// Makes the order's kind for a piece of work. If it has bytes, puts them into the access area, or reserves room
+    /// there.
     fn stage(
         &self,
         own: &Arc<OwnAccess>,
@@ -181,7 +183,7 @@ impl Node {
         Ok((OrderKind::Write(staged.offset()), Some(staged)))
     }
 
-    /// Takes what was answered, and goes on with it. Returns how much that was.
+    /// Takes the answers of access threads and acts on them. Returns how many there were.
     pub(crate) fn take_accesses(&self) -> usize {
         let has_steps = self.programs.take_has_steps();
         if !has_steps && !self.programs.answers_waiting() {
@@ -233,7 +235,8 @@ impl Node {
         own_memory.attempted(now, own.context, id, outcome_of(answer, address));
     }
 
-    /// Does something with the machine and the engine. Nobody who holds the engine waits for the machine.
+    /// Calls `act` with the machine and the engine locked. The machine is locked first: a thread that holds the engine
+    /// must not wait for the machine.
     pub(crate) fn with_own_memory<T>(
         &self,
         act: impl FnOnce(&mut OwnMemory<Ordered>, &mut Engine) -> T,
@@ -242,9 +245,10 @@ impl Node {
         act(&mut own_memory, &mut self.fabric.engine.lock())
     }
 
-    /// Does what the machine wants done.
+    /// Carries out the steps of the machine.
     pub(crate) fn carry_out_accesses(&self) {
-        // What is done about one access is done in order, though a program and the thread that stands by for it may both be here.
+        // The steps of one access stay in order, even if a program that drives the node and the thread that stands by
+        // for it are both here.
         let _in_order = self.accesses_in_order.lock();
         let (mut clock, mut touched) = (CachedClock::new(self), SmallVec::<[_; 4]>::new());
         let mut unflushed_bytes = 0;
@@ -280,7 +284,7 @@ impl Node {
                 }
                 Step::Withdraw(context, access) => {
                     let (id, kind) = (access.0 | OF_A_WITHDRAWAL, OrderKind::Withdraw(access.0));
-                    // If it is not taken, the attempt is given up in time.
+                    // If this order is not taken, the attempt ends by its deadline.
                     self.order_of(context, &order(id, (0, 0), (0, 0), kind));
                 }
                 Step::Send(block, ordered) => self.send_copied(&block, ordered.staged.as_ref(), &mut touched),
@@ -292,7 +296,8 @@ impl Node {
                     self.programs.released(context, start, has_ended);
                 }
             }
-            // What is on its way, and acknowledgements behind it, wait for no more than a link takes at once.
+            // Flush after as many bytes as a link sends at once, so that blocks and the acknowledgements behind them do
+            // not wait longer.
             if unflushed_bytes >= TOGETHER_BYTES {
                 unflushed_bytes = 0;
                 touched.drain(..).for_each(|connection: Arc<Connection>| self.flush(&connection));
@@ -307,7 +312,7 @@ impl Node {
         accesses.iter().find(|own| own.context == context).is_some_and(|own| own.post(order))
     }
 
-    /// Gives up accesses that take too long.
+    /// Ends accesses whose helper has ended, and accesses that take too long.
     pub(crate) fn watch_accesses(&self) {
         for own in self.programs.accesses().iter().filter(|own| own.has_lost_its_helper()) {
             tracing::warn!(
@@ -327,7 +332,8 @@ impl Node {
         self.pump();
     }
 
-    /// What the IOMMU has done, by name. Of what never happened, times are 0, as of what took less than a microsecond: the counts tell.
+    /// The counters of the IOMMU, by name. A time of 0 means less than a microsecond, or that nothing was measured: the
+    /// counts tell which.
     pub(crate) fn access_counters(&self) -> Vec<(String, u64)> {
         let counters = *self.programs.own_memory.lock().iommu().counters();
         let mut named = Vec::new();
@@ -372,7 +378,7 @@ impl Node {
         named
     }
 
-    /// Whether nothing is under way, in the engine's tables and in programs' own memory: for tests.
+    /// Whether nothing is under way in the engine and in programs' own memory. For tests.
     #[doc(hidden)]
     pub fn is_at_rest(&self) -> bool {
         let engine = self.fabric.engine.lock().is_idle();

@@ -1,5 +1,5 @@
-//! Blocks from and to programs' own memory: where their ends are, and their bytes. What comes after what is decided by the machine
-//! ([`tombolo_core::own`]).
+//! Blocks from and to programs' own memory: resolves where their two ends are and moves their bytes. The machine
+//! ([`tombolo_core::own`]) decides the order of the steps.
 
 use std::sync::Arc;
 
@@ -20,28 +20,28 @@ use crate::programs::access::{Ordered, Staged};
 use crate::programs::own::{OwnPlace, is_own};
 use crate::programs::user::Poster;
 
-/// An end of a block that stays here.
+/// A place that a block between two programs of this node reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Source,
     Destination,
-    /// The words of its notification, at that address.
+    /// The words of the block's notification, at this address.
     Words(u64),
 }
 
-/// Whether an end of a block that stays here is in a program's own memory.
+/// Whether a block between two programs of this node has to go through the machine for programs' own memory.
 pub(crate) fn touches_own(block: &Block) -> bool {
     let words = match block.notification {
         BlockNotification::Now(words) => is_own(block.domain, words.address),
         BlockNotification::None => false,
-        // Somebody has to remember whose it is until the words come.
+        // The words come later, without the poster's name. The machine remembers the poster until then.
         BlockNotification::Later => true,
     };
     words || is_own(block.own_domain, block.source_address) || is_own(block.domain, block.destination_address)
 }
 
 impl Node {
-    /// Bytes from a peer go to a program's own memory.
+    /// Begins to write bytes from a peer to a program's own memory.
     pub(crate) fn place_own(
         &self,
         placement: &Placement,
@@ -52,14 +52,14 @@ impl Node {
         self.begin_access(place, placement.address, Work::Write(payload), purpose, asker)
     }
 
-    /// Words that a peer asked for go there.
+    /// Begins to write the words of a peer's notification to a program's own memory.
     pub(crate) fn notify_own(&self, write: NotificationWrite, place: &OwnPlace) -> Result<(), Refusal> {
         let (words, asker) = (write.words, Poster::of(write.user));
         let work = Work::Words([words.first, words.last]);
         self.begin_access(place, words.address, work, Purpose::Notify(write), asker)
     }
 
-    /// A block to a peer comes from there.
+    /// Begins to read a block for a peer from a program's own memory.
     pub(crate) fn send_own(&self, block: &Block, place: &OwnPlace) {
         let begun = self.with_own_memory(|own_memory, engine| own_memory.send(self.now(), engine, block));
         let Some(id) = begun else { return };
@@ -70,13 +70,13 @@ impl Node {
         }
     }
 
-    /// Whether a copy of that block is being made. It then counts for this attempt of it.
+    /// Whether a copy of this block is being made already. If so, that copy counts for this attempt of the block.
     pub(crate) fn is_underway(&self, block: &Block) -> bool {
         self.with_own_memory(|own_memory, engine| own_memory.is_underway(self.now(), engine, block))
     }
 
-    /// The bytes of a block to a peer have been read. The caller flushes the links in `touched` afterwards: blocks that were read together
-    /// go together.
+    /// Sends a block to a peer, after its bytes were read. The caller flushes the links in `touched` afterwards, so
+    /// that blocks that were read together leave together.
     pub(crate) fn send_copied(
         &self,
         block: &Block,
@@ -102,7 +102,7 @@ impl Node {
         self.begin_access(place, address, work, purpose, Poster::of(block.user))
     }
 
-    /// Where an end of a block that stays here is.
+    /// Resolves one place of a block between two programs of this node.
     fn end_of(&self, block: &Block, end: End) -> Result<Place<'_>, Refused> {
         let by = Poster::of(block.user);
         let (domain, address, length_bytes, access) = match end {
@@ -116,7 +116,7 @@ impl Node {
         self.resolve(range, access).map_err(|denied| Refused { domain, refusal: denied.at(address) })
     }
 
-    /// A block between two programs here, with own memory at an end of it.
+    /// Begins a block between two programs of this node that touches own memory of at least one of them.
     pub(crate) fn loop_back_own(&self, block: &Block) {
         let asker = asker_of(block.user);
         let begun =
@@ -126,7 +126,8 @@ impl Node {
         }
     }
 
-    /// Carries out parts of a block that stays here, until one takes time or the block is over.
+    /// Carries out parts of a block between two programs of this node, until a part has to wait for an access or the
+    /// block is over.
     pub(crate) fn go_on_here(&self, id: MoveId, block: Block, part: Part<Ordered>) {
         let mut next = Some((block, part));
         while let Some((block, part)) = next {
@@ -145,9 +146,10 @@ impl Node {
         }
     }
 
-    /// `None`, here and below: an access has begun, and the block goes on when that is over.
+    /// Reads the block's source and, if that takes no access, writes it. `None`, here and below: an access has begun,
+    /// and the block goes on when the access has ended.
     fn copy_part(&self, id: MoveId, block: &Block) -> Result<Option<Went>, Refused> {
-        // Nothing is read that could not be written.
+        // Check the destination first: nothing is read in vain.
         self.end_of(block, End::Destination).map(drop)?;
         match self.end_of(block, End::Source)? {
             Place::Own(place) => {
@@ -203,7 +205,8 @@ impl Node {
         }
     }
 
-    /// The words of a block that stays here, apart from it. False: nobody remembers that block.
+    /// Writes the words of a block between two programs of this node, when they come apart from the block. False: that
+    /// block is not known.
     pub(crate) fn notify_here_own(
         &self,
         slot: u16,

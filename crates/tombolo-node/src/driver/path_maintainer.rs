@@ -1,7 +1,7 @@
-//! Several links to one node, for one who drives the first of them itself: threads that drive the
-//! others, and have lost ones back.
+//! Further links to a peer, for a thread that drives only the first link itself: starts threads that drive the further
+//! links and restore lost ones.
 //!
-//! Those who serve a node ([`crate::serve()`]) drive all of its links, and need none of this.
+//! A thread that serves a node ([`crate::serve()`]) drives all of its links and needs none of this.
 
 use std::io;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::driver::node::Node;
 use crate::fabric::connection::Connection;
 use crate::fabric::joining::Paths;
 
-/// Called with each link that is lost while others to the same node are left.
+/// Called for each link that is lost while another link to the same node is left.
 pub(crate) type PathLossSink = Arc<dyn Fn(&Address, LossReason) + Send + Sync>;
 
-/// The threads; they end with it.
+/// The threads for further links. They end when this is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct PathMaintainer {
     stop: Arc<AtomicBool>,
@@ -28,7 +28,7 @@ pub(crate) struct PathMaintainer {
 }
 
 impl PathMaintainer {
-    /// Looks after the further links of these peers.
+    /// Starts the threads for the further links of these peers.
     pub(crate) fn start(
         node: &Arc<Node>,
         paths: Vec<Paths>,
@@ -61,7 +61,7 @@ impl Drop for PathMaintainer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // One of them may have been the last to hold what holds this.
+            // This may run on one of these threads, if it held the last reference to the owner of this value.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -69,7 +69,7 @@ impl Drop for PathMaintainer {
     }
 }
 
-/// Drives all links that are further ones of their peers.
+/// Drives the further links of all peers.
 fn drive(node: &Node, stop: &AtomicBool) {
     let (mut parts, mut arrivals): (Vec<Arc<Connection>>, Option<u32>) = (Vec::new(), None);
     let mut last_packet = Instant::now();

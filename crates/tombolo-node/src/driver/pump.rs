@@ -1,4 +1,4 @@
-//! What the engine wants done, and how it leaves by a link.
+//! Carries out the engine's actions, and sends its packets by the links.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,52 +21,52 @@ use crate::fabric::table::ITSELF;
 use crate::programs::domain::failure_of;
 use crate::programs::user::Poster;
 
-/// Bytes copied between programs here before others get their turn: two blocks of 64 KiB, 6 to 9 us at the
+/// Bytes copied between programs of this node before other work gets its turn: two blocks of 64 KiB, 6 to 9 us at the
 /// 15 to 22 GB/s that decision 14 measured for loopback.
 const LOOP_BACK_BYTES: u64 = 128 * 1024;
-/// Blocks that may be one copy, at most. A bound, not a measurement.
+/// Maximum number of blocks in one copy. A bound, not a measurement.
 const LOOP_BACK_BLOCKS: usize = 8;
 
-/// The shortest payload that is sent from where it lies, if it can be summed there: a shorter one takes less time
-/// to copy (decision 15).
+/// The shortest payload that is sent from where it lies, if its checksum can be computed there. Copying a shorter one
+/// takes less time (decision 15).
 const IN_PLACE_BYTES: usize = 8 * 1024;
 
-/// What is moved in so little time that the clock need not be looked at again, in bytes.
+/// Bytes that can be moved before the clock has to be read again.
 const QUICK_BYTES: u32 = 4 * 1024;
 /// Cost of a step beside the bytes that it moves, in bytes. A bound, not a measurement.
 const STEP_BYTES: u32 = 512;
 
-/// Bytes of blocks that go before acknowledgements: their receiver is waiting for them (decision 16).
+/// Bytes of blocks that are sent before acknowledgements, because their receiver is waiting for them (decision 16).
 const BEFORE_ACKS_BYTES: u32 = 32 * 1024;
-/// Acknowledgements that wait, at most: two packets full.
+/// Maximum number of acknowledgements that wait to be sent: as many as two packets hold.
 const MAX_WAITING_ACKS: usize = 2 * MAX_ACKS;
 
-/// Short packets kept for a link that is full: as many as there are blocks to answer, and some.
+/// Maximum number of short packets kept for a full link: more than there are blocks to answer.
 const MAX_UNSENT: usize = 2048;
 
-/// What is to be on its way when packets have been dealt with.
+/// What is flushed after packets have been handled.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flush {
     All,
     AllButAnswers,
 }
 
-/// What has become of a packet for a link.
+/// Result of giving a packet to a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
     /// The packet is on its way, or lost.
     Yes,
     /// Nothing was taken: the link is full.
     Full,
-    /// The link takes none of that size.
+    /// The link takes no packet of that size.
     TooLarge,
 }
 
-/// The time, looked at again only after something that takes some: to look costs as much as many a step.
+/// The time, read again only after work that takes some: reading the clock costs as much as many a step.
 pub(crate) struct CachedClock<'a> {
     node: &'a Node,
     seen: Option<Time>,
-    /// Moved since, in bytes.
+    /// Bytes moved since the clock was read, with the cost of each step.
     moved: u32,
 }
 
@@ -79,13 +79,13 @@ impl<'a> CachedClock<'a> {
         *self.seen.get_or_insert_with(|| self.node.now())
     }
 
-    /// The time, looked at now.
+    /// Reads the clock.
     pub(crate) fn renew(&mut self) -> Time {
         self.passed();
         self.now()
     }
 
-    /// Time has passed.
+    /// Time has passed: the next use reads the clock.
     pub(crate) fn passed(&mut self) {
         (self.seen, self.moved) = (None, 0);
     }
@@ -100,7 +100,7 @@ impl<'a> CachedClock<'a> {
 }
 
 impl Node {
-    /// Carries out what the engine wants done.
+    /// Carries out the engine's actions.
     pub fn pump(&self) {
         self.pump_and(Flush::All, None, &mut CachedClock::new(self));
     }
@@ -179,7 +179,7 @@ impl Node {
                     if !self.ended(*user, result) && self.completed(*user, *status) {
                         clock.passed();
                     }
-                    // Somebody may have been woken.
+                    // The completion may have woken a thread, which takes time.
                     clock.passed_for(QUICK_BYTES / 4);
                     continue;
                 }
@@ -208,7 +208,7 @@ impl Node {
         }
     }
 
-    /// The link to a peer, and it is among those that have been used.
+    /// The link at `place`, which is added to `touched` unless it is there already.
     pub(crate) fn among<'a>(
         &self,
         touched: &'a mut SmallVec<[Arc<Connection>; 4]>,
@@ -236,7 +236,7 @@ impl Node {
         }
     }
 
-    /// Puts everything for a peer on its way.
+    /// Sends the acknowledgements that wait for a link, and flushes the link.
     pub(crate) fn flush(&self, connection: &Connection) {
         self.send_acks(connection);
         let _ = connection.link.flush();
@@ -244,8 +244,8 @@ impl Node {
         self.fabric.stirred.stir(connection);
     }
 
-    /// Puts everything for a peer on its way before its link is waited for. Returns whether there is something to
-    /// do first, as [`Link::arm`].
+    /// Sends the acknowledgements that wait for a link, and prepares the link for waiting. Returns whether there is
+    /// work to do before waiting, as [`Link::arm`].
     pub(crate) fn arm(&self, connection: &Connection) -> Result<bool, LinkError> {
         self.send_acks(connection);
         connection.link.arm()
@@ -276,7 +276,7 @@ impl Node {
         if unsent.len() < MAX_UNSENT {
             unsent.push_back(packet.to_vec());
         } else {
-            // Whoever misses it asks again, or sends it again.
+            // A peer that misses this packet asks again, or repeats its block.
             self.packets_dropped.fetch_add(1, Ordering::Relaxed);
         }
         drop(unsent);
@@ -284,12 +284,12 @@ impl Node {
         self.fabric.stirred.stir(connection);
     }
 
-    /// A transfer is over. False: it was neither a program's nor a peer's.
+    /// Reports the end of a transfer. False: neither a program nor a peer asked for this transfer.
     pub(crate) fn ended(&self, user: u64, result: Result<u64, Failure>) -> bool {
         self.programs.completed(user, result) || self.third_party_ended(user, result.map(|_| ()))
     }
 
-    /// Gives a packet to a link. What it takes may be lost.
+    /// Gives a packet to a link. A packet that the link takes may still be lost.
     fn send(connection: &Connection, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) -> Sent {
         match send(&*connection.link) {
             Err(SendError::Full) => Sent::Full,
@@ -298,7 +298,8 @@ impl Node {
         }
     }
 
-    /// The peer's link was full: tries again. It concerns no other peer's link, nor another of its own.
+    /// Tries again to send what is kept because this link was full. A full link holds up only itself: neither links of
+    /// other peers nor other links of this peer.
     pub(crate) fn send_unsent(&self, connection: &Arc<Connection>, flush: Flush) {
         if !connection.is_full.swap(false, Ordering::AcqRel) {
             return;
@@ -333,7 +334,7 @@ impl Node {
         let (memory, offset) = match self.resolve(range, Access::reading(by)) {
             Ok(Place::Node(memory, offset)) => (memory, offset),
             Ok(Place::Own(place)) => return self.send_own(block, &place),
-            // What is being copied ends first, though its range may be gone.
+            // A copy that has begun ends first, even if its range is gone.
             Err(_) if self.is_underway(block) => return,
             Err(denied) => {
                 let refusal = denied.at(block.source_address);
@@ -345,7 +346,7 @@ impl Node {
             let refusal = Refusal::at(NackCode::DecodeError, block.source_address);
             return self.fabric.engine.lock().source_refused(self.now(), block, refusal);
         };
-        // A block that goes again may have been damaged because its bytes changed while they were sent.
+        // A repeated block is copied: the first attempt may have failed because its bytes changed while they were sent.
         let in_place = match &memory {
             Memory::Shared(memory)
                 if length >= IN_PLACE_BYTES
@@ -359,8 +360,8 @@ impl Node {
         self.send_packets(connection, block, source, in_place.as_ref());
     }
 
-    /// Sends the packets of a block whose bytes these are; from where they are held, if that is given and
-    /// spares a copy.
+    /// Sends the packets of a block with the bytes of `source`. With `in_place`, large payloads are sent from where
+    /// they lie.
     pub(crate) fn send_packets(
         &self,
         connection: &Connection,
@@ -372,8 +373,9 @@ impl Node {
         loop {
             match Self::send_cut(connection, block, source, in_place, max_payload_bytes) {
                 Sent::Yes => return,
-                // It goes again when there is room; others go on meanwhile. If this is not the link that the
-                // engine has chosen, room here says nothing of that one: the block goes again in time.
+                // The engine sends the block again when the link has room, and other blocks meanwhile. If the engine
+                // chose another link for the block, room in this one does not help: the block is sent again after its
+                // timeout.
                 Sent::Full => {
                     if connection.place() == (block.peer, block.path) {
                         self.fabric.engine.lock().link_full(self.now(), block);
@@ -382,7 +384,7 @@ impl Node {
                     self.fabric.stirred.stir(connection);
                     return;
                 }
-                // The path has come to take less just now.
+                // The path's maximum packet size has just become smaller.
                 Sent::TooLarge => {
                     let less = connection.max_payload_bytes();
                     if less >= max_payload_bytes {
@@ -409,8 +411,8 @@ impl Node {
             let held =
                 in_place.filter(|_| length >= IN_PLACE_BYTES).and_then(|held| held.part(offset, length));
             let sent = match connection.checksums {
-                // If the bytes change while they are sent, the peer finds them damaged, and they go again
-                // as a copy.
+                // If the bytes change while they are sent, the peer finds the packet damaged. The block is then sent
+                // again as a copy.
                 Checksums::On
                     if let Some((held, crc)) = held.and_then(|held| Some((held, part.crc32c()?))) =>
                 {
@@ -421,8 +423,8 @@ impl Node {
                     let Ok(length) = packet.emit_unchecked(&mut header) else { return Sent::Yes };
                     Self::send(connection, &mut |link| link.send(&header[..length], part))
                 }
-                // The checksum and the datagram must be of the same bytes, whatever others do to the
-                // memory meanwhile: it is made of those that are sent.
+                // The checksum and the datagram must cover the same bytes, even if a program changes the memory
+                // meanwhile. So the checksum is computed from the bytes of the datagram.
                 Checksums::On => Self::send(connection, &mut |link| {
                     link.send_sealed(packet.header_bytes(), part, &mut |datagram| {
                         let _ = packet.seal(datagram, Checksums::On);
@@ -436,7 +438,7 @@ impl Node {
         Sent::Yes
     }
 
-    /// Writes the two words of a notification. None: that goes on elsewhere.
+    /// Writes the two words of a notification. `None`: they go to a program's own memory, and the write ends later.
     fn write_notification(&self, write: NotificationWrite) -> Option<Result<(), Refusal>> {
         let by = match write.read {
             Some(_) => Poster::of(write.user),
@@ -458,9 +460,9 @@ impl Node {
         }
     }
 
-    /// Goes on with what was left undone. Returns whether there was something.
+    /// Goes on with the actions that the last pump left undone. Returns whether there were any.
     pub(crate) fn finish(&self) -> bool {
-        // Looking is cheap.
+        // The load is cheaper than the swap.
         let more = self.unfinished.load(Ordering::Relaxed) && self.unfinished.swap(false, Ordering::Relaxed);
         if more {
             self.pump();

@@ -1,4 +1,5 @@
-//! What nodes ask each other over the control channel: asking and waiting, and what follows from a question.
+//! Questions between nodes over the control channel: asks a peer and waits for the answer, and answers the questions of
+//! peers.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,8 +23,8 @@ use crate::programs::user::Poster;
 use crate::programs::windows::{Windows, why_not};
 
 impl Node {
-    /// Asks a peer and waits for its answer, driving the link meanwhile. Where that is lost and others
-    /// are left, it asks by one of them what may be asked twice.
+    /// Asks a peer and waits for its answer, and drives the link meanwhile. If the link is lost or suspect and the peer
+    /// has a link that is not, a request that may be repeated is asked again by that link. Any other request fails.
     pub fn ask(
         &self,
         connection: &Arc<Connection>,
@@ -33,7 +34,7 @@ impl Node {
         self.ask_while(connection, request, timeout, &|| true)
     }
 
-    /// As [`Node::ask`], as long as `goes_on` says so.
+    /// As [`Node::ask`], but stops as soon as `goes_on` returns false.
     pub fn ask_while(
         &self,
         connection: &Arc<Connection>,
@@ -46,8 +47,8 @@ impl Node {
         asked.open_question(number);
         let deadline = Instant::now() + timeout;
         let repeats = request.may_be_repeated();
-        // A node that takes its leave does not wait for a link to come back, nor does one that asks on a new link,
-        // which may be that of a node that has just ended.
+        // These requests do not wait for a suspect link to come back: the first because the node takes its leave, the
+        // rest because the link is new and may lead to a node that has just ended.
         let waits = !matches!(
             request,
             Request::Release { .. }
@@ -82,7 +83,7 @@ impl Node {
             if !goes_on() {
                 return Err(AskError::Interrupted);
             }
-            // Of several, one that is lost will soon be left.
+            // If the peer has several links, the lost one is soon removed and another is used.
             let waits = matches!(error, SendError::Full) || connection.has_several();
             if !waits || Instant::now() > deadline {
                 return Err(AskError::Send(error));
@@ -110,20 +111,20 @@ impl Node {
                 if !(waits_for_link && connection.is_waiting()) {
                     return Err(AskError::TimedOut(timeout));
                 }
-                // A pause of the link does not count: it ends, or the link does.
+                // The time of a suspect link does not count: either the link answers again or it is lost.
                 deadline = Instant::now() + timeout;
             }
             let is_of_use = link.state() == LinkState::Up && !link.is_suspect();
             if !is_of_use && connection.has_several() && !connection.control_link().is_suspect() {
                 return Err(AskError::PathLost);
             }
-            // Another thread may take the answer off the link: not for long.
+            // Sleep briefly, because another thread may take the answer off the link.
             let _ = connection.control_link().wait(timing::ASK_MAX_SLEEP);
             self.tick();
         }
     }
 
-    /// A control message has come.
+    /// Handles a control message from a peer.
     pub(crate) fn control(
         &self,
         connection: &Arc<Connection>,
@@ -137,7 +138,7 @@ impl Node {
                 }
                 let mut answer = Some((label::reply(reply), descriptors));
                 let mut answer = || answer.take().unwrap_or((Reply::Done, Vec::new()));
-                // What was asked by this link alone, or of the neighbour.
+                // The question was asked under the number of this link alone, or of the neighbour.
                 if !connection.own().answered(number, &mut answer) {
                     connection.neighbour().answered(number, &mut answer);
                 }
@@ -155,7 +156,7 @@ impl Node {
                     && let Some(answer) =
                         self.fabric.answered.begin(neighbour, &Arc::downgrade(connection), number)
                 {
-                    // It goes again if there is one, or follows.
+                    // Send the answer again if it is known already. Otherwise it follows.
                     if let Some(reply) = answer {
                         self.answer_again(connection, number, reply);
                     }
@@ -165,13 +166,14 @@ impl Node {
                     Request::BePath { token } => {
                         let reply = self.fabric.be_path(connection, &token);
                         if connection.is_part() {
-                            // What was arranged with it as a neighbour of its own.
+                            // Drop what was arranged with this link's peer while the link counted as a neighbour of its
+                            // own.
                             self.third_party_lost(connection.id);
                         }
                         Some(reply)
                     }
                     Request::Carry(carriage) => {
-                        // The transfer's end is the answer.
+                        // The answer follows when the transfer ends.
                         self.make_for(neighbour, number, &carriage);
                         None
                     }
@@ -197,7 +199,7 @@ impl Node {
                     self.fabric.answered.ended(neighbour, number, &reply);
                 }
                 let message = Message::V1(MessageV1::Answer { number, reply }).encode();
-                // A peer that asks and does not take the answers is on its own.
+                // A peer that does not take the answers to its questions loses them.
                 let _ = link.send_control(&message, &[]);
                 connection.tick_at_ns.store(0, Ordering::Relaxed);
             }
@@ -207,7 +209,7 @@ impl Node {
         }
     }
 
-    /// Sends an answer once more, with the memory that went with it.
+    /// Repeats an answer, with the memory that belongs to it.
     fn answer_again(&self, connection: &Connection, number: u32, reply: Reply) {
         let memory = match &reply {
             Reply::Lent { segment } if connection.link.supports_windows() => {
@@ -244,7 +246,7 @@ impl Node {
         };
         let reply = Reply::Window { bytes: place.bytes(), is_writable: place.is_writable };
         let message = Message::V1(MessageV1::Answer { number, reply }).encode();
-        // A peer that asks and does not take the answers is on its own.
+        // A peer that does not take the answers to its questions loses them.
         let _ = connection.link.send_control(&message, &descriptors.each_ref().map(AsFd::as_fd));
         None
     }
@@ -256,7 +258,7 @@ impl Node {
                 None => Reply::Failed("the link is lost".into()),
             },
             Request::Release { segment } => {
-                // What was released is freed later, and under no lock.
+                // The segment's memory is freed later, without a lock.
                 let released = self.lending.ledger.lock().release(neighbour.id, segment);
                 match released {
                     true => Reply::Done,
@@ -320,7 +322,7 @@ mod tests {
         }
     }
 
-    /// A peer that asks a lot at once does not keep others waiting.
+    /// A peer that sends many questions at once does not keep other peers waiting.
     #[test]
     fn a_turn_takes_few_messages_of_a_link() {
         let node = Node::new("asked", 0, 0).unwrap();
@@ -405,7 +407,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_asked_for_again_by_another_link_is_lent_once() {
-        // There is not enough for two.
+        // The node can lend only one page.
         let node = Node::new("lender", 4096, 0).unwrap();
         let ((first, far_first), (second, far_second)) = (memory_pair().unwrap(), memory_pair().unwrap());
         let (whole, token) = (node.add_peer(first), [7; 16]);
@@ -414,7 +416,7 @@ mod tests {
         assert_eq!(node.fabric.be_path(&further, &token), Reply::Done);
         for (number, request) in [(1, Request::Lend { bytes: 4096 }), (2, Request::Create { bytes: 100 })] {
             let message = Message::V1(MessageV1::Ask { number, request }).encode();
-            // It is still being allocated when it is asked for again.
+            // The question comes again while the memory is still being allocated.
             let hanging =
                 crate::memory::blocking::testing::hang(&node.lending.pools.blocking, Owner::Peer(whole.id));
             far_first.send_control(&message, &[]).unwrap();
@@ -425,7 +427,7 @@ mod tests {
             let answer = next_answer(&node, &further, &*far_second);
             let (answered, Reply::Lent { segment }) = answer else { panic!("{answer:?}") };
             assert_eq!((answered, node.status().lent_bytes), (number, 4096));
-            // And once more when it is there.
+            // And again after the memory was lent.
             far_second.send_control(&message, &[]).unwrap();
             assert_eq!(next_answer(&node, &further, &*far_second), (number, Reply::Lent { segment }));
             assert!(far_first.receive_control().unwrap().is_none(), "answered twice");

@@ -1,4 +1,4 @@
-//! Which links the engine's loop looks at in each round, and which it leaves alone.
+//! The links that the engine's loop drives in each round, and those that it leaves alone.
 //!
 //! ```text
 //!            nothing came for a while, nothing waits to go
@@ -7,9 +7,10 @@
 //!     └────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! An awake link is driven in each round. A quiet one costs nothing, however many there are: an epoll says that something has come,
-//! and each other thread that drives the link or sends by it says so ([`Stirred`](crate::fabric::stirred::Stirred)), since that may take what has come, or leave something
-//! behind that its descriptor does not show.
+//! An awake link is driven in each round. A quiet link costs nothing, however many there are: an epoll reports that
+//! something has arrived. Any other thread that drives a quiet link or sends by it reports this to the loop
+//! ([`Stirred`](crate::fabric::stirred::Stirred)), since that thread may take what has arrived, or leave work behind
+//! that the link's descriptor does not show.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,36 +25,36 @@ use crate::driver::node::Node;
 use crate::driver::shares::Shares;
 use crate::fabric::connection::Connection;
 
-/// Descriptors that are told of at once. The others follow.
+/// Maximum number of readable descriptors that one call of epoll reports.
 const AT_ONCE: usize = 64;
-/// Keys of what is not a link.
+/// Keys in the epoll for descriptors that are not links.
 const STIRRED: u64 = u64::MAX;
 const OTHERS: u64 = u64::MAX - 1;
 
 /// A link that is driven in each round.
 struct Awake {
     connection: Arc<Connection>,
-    /// Something came since the last look at the time.
+    /// Something arrived since `since` was last updated.
     came: bool,
-    /// When something came last.
+    /// When something last arrived, as of the last update.
     since: Instant,
 }
 
-/// The links of one loop.
+/// The links of one engine's loop.
 pub(super) struct Watch {
     poll: Poll,
     ready: Vec<u64>,
     awake: Vec<Awake>,
     quiet: HashMap<u32, Arc<Connection>>,
-    /// Numbers of all.
+    /// Numbers of all links, awake and quiet.
     known: HashSet<u32>,
     pub(super) shares: Shares,
-    /// When it was last said that a link was refused.
+    /// When a refused link was last reported.
     refused_at: Option<Instant>,
 }
 
 impl Watch {
-    /// A watch over `others`, too: it does not sleep while one of them is readable.
+    /// A watch over the node's links and `others`: it does not sleep while one of these descriptors is readable.
     pub(super) fn new(node: &Node, others: &[std::os::fd::BorrowedFd<'_>]) -> Result<Self, Errno> {
         let poll = Poll::new()?;
         poll.add(node.fabric.stirred.descriptor(), STIRRED)?;
@@ -71,14 +72,14 @@ impl Watch {
         })
     }
 
-    /// All links that there are now; new ones are awake.
+    /// Adds the links that are not known yet. New links are awake.
     pub(super) fn update(&mut self, all: Vec<Arc<Connection>>, now: Instant) {
         for connection in all {
             if !self.known.insert(connection.id.0) {
                 continue;
             }
             self.shares.add(&*connection.link);
-            // Where there is no room for it, it is looked at in each round.
+            // A link that the epoll cannot take is driven in each round.
             let is_watched =
                 self.poll.add_edges(connection.link.descriptor(), connection.id.0.into()).is_ok();
             connection.is_watched.store(is_watched, Ordering::Relaxed);
@@ -86,7 +87,7 @@ impl Watch {
         }
     }
 
-    /// Whether it is to be said that a link is refused.
+    /// Whether a refused link should be reported now: at most one in a second.
     pub(super) fn is_news(&mut self, now: Instant) -> bool {
         let is_news = self.refused_at.is_none_or(|then| now.duration_since(then) >= Duration::from_secs(1));
         if is_news {
@@ -95,7 +96,7 @@ impl Watch {
         is_news
     }
 
-    /// Keeps those links for which `stays` says so.
+    /// Removes the links for which `stays` returns false.
     pub(super) fn retain(&mut self, mut stays: impl FnMut(&Arc<Connection>) -> bool) {
         let (poll, shares, known) = (&self.poll, &mut self.shares, &mut self.known);
         let mut keep = |connection: &Arc<Connection>| {
@@ -111,7 +112,7 @@ impl Watch {
         self.quiet.retain(|_, connection| keep(connection));
     }
 
-    /// Drives those that are awake. Returns how many packets and messages came.
+    /// Drives the awake links. Returns how many packets and messages arrived.
     pub(super) fn drive(&mut self, node: &Node) -> usize {
         let stirred = node.fabric.stirred.take();
         if !stirred.is_empty() {
@@ -134,14 +135,14 @@ impl Watch {
         }
     }
 
-    /// Looks which quiet links have something, for that long at most.
+    /// Wakes the quiet links that have something to receive. Waits for one at most for `timeout`.
     pub(super) fn look(&mut self, node: &Node, timeout: Duration) {
         let stirred = &node.fabric.stirred;
         let mut timeout = if !timeout.is_zero() && stirred.fall_asleep() { timeout } else { Duration::ZERO };
         loop {
             let waited = self.poll.wait(&mut self.ready, timeout);
             stirred.wake_up();
-            // What cannot be told now is told later.
+            // After an error, a later call reports the links.
             if waited.is_err() {
                 return;
             }
@@ -160,12 +161,13 @@ impl Watch {
         }
     }
 
-    /// Whether there are links that are not driven.
+    /// Whether there are quiet links.
     pub(super) fn has_quiet(&self) -> bool {
         !self.quiet.is_empty()
     }
 
-    /// Those by which nothing came for long are quiet from now on; or all of them, which is to sleep. Returns whether all are.
+    /// Makes links quiet by which nothing has arrived for long, or with `all` every link: before a sleep. Returns
+    /// whether all links that the epoll watches are quiet.
     pub(super) fn rest(&mut self, node: &Node, now: Instant, all: bool) -> bool {
         let mut index = 0;
         while let Some(awake) = self.awake.get_mut(index) {
@@ -183,22 +185,23 @@ impl Watch {
                 index += 1;
             }
         }
-        // The others are looked at after each sleep.
+        // Links that the epoll does not watch are driven after each sleep.
         !self.awake.iter().any(|awake| awake.connection.is_watched.load(Ordering::Relaxed))
     }
 }
 
-/// Whether a link can be left alone: what comes after the link was last driven shows at its descriptor, and so does room by a link
-/// that was full.
+/// Whether a link can be left alone. If so, packets that arrive after the link was last driven show at its descriptor,
+/// and so does new room in a link that was full.
 fn rests(node: &Node, connection: &Connection) -> bool {
     if !connection.has_link() {
-        // One that is lost has nothing more; its neighbour may have others.
+        // A lost link brings nothing more, even if its neighbour has other links.
         return true;
     }
     if !connection.is_watched.load(Ordering::Relaxed) {
         return false;
     }
-    // Before it is armed: who takes that back by driving it sees that it is quiet.
+    // Set this before the link is armed: a thread that then drives the link, which disarms it, sees the mark and stirs
+    // the link.
     connection.is_quiet.store(true, Ordering::SeqCst);
     if node.arm(connection).unwrap_or(true) {
         connection.is_quiet.store(false, Ordering::SeqCst);
@@ -216,7 +219,7 @@ mod tests {
     use super::*;
     use crate::fabric::messages::{Message, MessageV1, Request};
 
-    /// A node with links, all of which are quiet, and their other ends.
+    /// Adds `count` quiet links to the node. Returns its watch and the other ends of the links.
     fn scene(node: &Node, count: usize) -> (Watch, Vec<Arc<dyn Link>>) {
         let mut watch = Watch::new(node, &[]).unwrap();
         let mut others: Vec<Arc<dyn Link>> = Vec::new();
@@ -249,14 +252,14 @@ mod tests {
         let now = Instant::now();
         assert!(!watch.rest(&node, now, false), "something came just now");
         assert!(watch.rest(&node, now + 2 * timing::QUIET, false));
-        // Bytes, too, which a peer signals only where it is to.
+        // Packets wake the link, too. A peer signals them only to a link that is armed.
         others[9].send(&[1, 2, 3], SharedSpan::empty()).unwrap();
         others[9].flush().unwrap();
         watch.look(&node, Duration::from_secs(60));
         assert_eq!((watch.awake.len(), watch.drive(&node)), (1, 1));
     }
 
-    /// A thread that drives a link takes what has come, and the descriptor then shows nothing of it.
+    /// A thread that drives a link takes what has arrived, so the descriptor no longer shows it.
     #[test]
     fn a_link_that_another_thread_has_driven_is_looked_at_again() {
         let node = Node::new("node", 0, 0).unwrap();
@@ -275,7 +278,7 @@ mod tests {
                 watch.look(&node, Duration::from_secs(60));
             }
         });
-        // The second time it is awake already.
+        // The link is awake already, so it is not added twice.
         node.drive(&peers[1]);
         assert_eq!(watch.awake.len(), 1);
         watch.retain(|connection| connection.id == peers[0].id);

@@ -1,7 +1,7 @@
 //! The engine's loop: accepts links, drives all of them, serves programs' doorbells, runs the timers.
 //!
-//! It polls for a short while after the last packet and sleeps then, so that an
-//! answer comes at once under load and an idle node costs nothing.
+//! It polls for a short while after the last packet and then sleeps. So answers come at once under load, and an idle
+//! node costs nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,34 +19,35 @@ use crate::fabric::connection::Connection;
 use crate::fabric::label::PeerLabel;
 use crate::programs::callers;
 
-/// Rounds without work between two calls that offer the processor to other threads, while polling. Such a call
-/// is a system call and costs as much as several rounds. A bound, not a measurement.
+/// Rounds without work between two calls that offer the processor to other threads, while polling. Such a call is a
+/// system call and costs as much as several rounds. A bound, not a measurement.
 const YIELD_ROUNDS: u32 = 4;
-/// Rounds after an access to a program's own memory was ordered or answered in which each round without work offers the processor to
-/// who makes the next: most are made by then. A bound, not a measurement.
+/// Number of rounds, after an access to a program's own memory was ordered or answered, in which each round without
+/// work offers the processor to the threads that make the next access. Most accesses end within these rounds. A bound,
+/// not a measurement.
 const ACCESS_ROUNDS: u32 = 32;
-/// Links accepted in one turn.
+/// Maximum number of links accepted in one turn.
 const MAX_ACCEPTED: usize = 16;
 
-/// Something happened to a peer.
+/// A change of a link or a peer, for the caller of [`serve`].
 #[derive(Debug)]
 pub enum PeerEvent {
-    /// A link came up; from whom, who has not introduced itself yet.
+    /// A link came up. The peer has not introduced itself yet.
     Came(PeerLabel),
     /// A link was refused.
     Refused(String),
-    /// A peer is gone, why, and how many bytes came back with it.
+    /// A peer is gone: its label, the reason, and the number of bytes that it had borrowed.
     Gone(PeerLabel, String, u64),
-    /// One of several links to a peer is gone, and why.
+    /// One of several links to a peer is gone: the peer's label, and the reason.
     PathGone(PeerLabel, String),
 }
 
-/// Packets taken before they are answered, at most: a peer that sends a stream has an answer after this many.
-/// A bound, not a measurement.
+/// Maximum number of packets taken before answers are flushed, so that a peer that sends a stream gets answers. A
+/// bound, not a measurement.
 const MAX_UNANSWERED: usize = 4;
-/// Turns of a program that drives the node itself between two looks at the timers. More than
-/// [`TIMER_CHECK_ROUNDS`], because such a look also copies the list of connections and flushes each of them, on
-/// the program's own time. A bound, not a measurement.
+/// Turns of a program that drives the node itself between two checks of the timers. More than [`TIMER_CHECK_ROUNDS`],
+/// because such a check also copies the list of connections and flushes each of them, on the program's own time. A
+/// bound, not a measurement.
 const TURNS: u32 = 64;
 
 /// What a thread that drives a node by itself keeps between two turns.
@@ -60,12 +61,12 @@ pub struct Turn {
 }
 
 impl Node {
-    /// One round: bells, packets, and now and then timers. For a program that has a node of its own and
-    /// polls; [`serve`] stands back meanwhile. Returns how much there was to do. What is answered goes
-    /// with what is sent next, or in the next turn that finds nothing to do, or looks at the timers. Without `bells`, what is new
-    /// stays for a later turn.
+    /// One round: serves doorbells and packets, and now and then timers. For a program that has a node of its own and
+    /// polls. [`serve`] stands back meanwhile. Returns how much there was to do. Answers leave with the next packets,
+    /// or in the next turn that finds nothing to do or checks the timers. Without `bells`, new bells stay for a later
+    /// turn.
     pub fn turn(&self, turn: &mut Turn, bells: bool) -> usize {
-        // That it changes is enough.
+        // The reader only needs to see a change.
         self.driven.store(self.driven.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if turn.round.is_multiple_of(TURNS) {
             turn.connections = self.peers();
@@ -84,7 +85,7 @@ impl Node {
         let busy = rung + self.take_accesses() + usize::from(self.finish());
         let taken: usize = turn.connections.iter().map(|connection| self.drive_lazily(connection)).sum();
         turn.unanswered += taken;
-        // Who sends a stream must not wait for its pauses.
+        // The sender of a stream must not have to pause to get its answers.
         if turn.unanswered >= MAX_UNANSWERED || (busy + taken == 0 && turn.unanswered > 0) {
             turn.unanswered = 0;
             for connection in &turn.connections {
@@ -95,15 +96,15 @@ impl Node {
     }
 }
 
-/// Receives programs at a socket until `stop` says so. On a thread of its own: to allocate takes time.
+/// Receives programs at a socket until `stop` is set. Runs on a thread of its own, because allocating takes time.
 pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &AtomicBool) {
     callers::receive(&node.programs, &node.fabric, &**node, listener, stop);
 }
 
-/// Serves until `stop` says so. `told` hears of connections that come and go.
+/// Runs the node's loop until `stop` is set. Calls `told` for each [`PeerEvent`].
 pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told: &dyn Fn(PeerEvent)) {
     let _ = node.served.set(Arc::downgrade(node));
-    // Those that this node has connected to by itself are among them.
+    // The watch takes all links from the node, so those that this node dialed are included.
     let others = [listener.descriptor(), node.programs.descriptor()];
     let mut watch = match Watch::new(node, &others) {
         Ok(watch) => watch,
@@ -116,7 +117,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
     let mut last_packet = Instant::now();
     let (mut next_tick, mut next_accept) = (Instant::now(), Instant::now());
     let (mut round, mut polling, mut busy, mut driven) = (0, false, 0, 0);
-    // Accesses that are not answered, and for how many rounds there have been as many.
+    // Number of accesses not yet answered, and for how many rounds that number has not changed.
     let (mut accesses, mut same_rounds) = (0, 0_u32);
     while !stop.load(Ordering::Relaxed) {
         let fabric = &node.fabric;
@@ -138,10 +139,10 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         found += watch.drive(node);
         busy += found;
         round = (round + 1) % TIMER_CHECK_ROUNDS;
-        // While packets may come at any moment, everything else waits for a few rounds.
+        // While the loop polls, everything else waits for a few rounds.
         if round != 0 && polling {
-            // The thread that sends the next packet may need this processor, if it is on this machine; the access threads of
-            // programs always are.
+            // The thread that sends the next packet may run on this machine and need this processor. The access threads
+            // of programs always run on this machine.
             let accesses_now = node.programs.accesses_underway();
             let is_same = std::mem::replace(&mut accesses, accesses_now) == accesses_now;
             same_rounds = if is_same { same_rounds.saturating_add(1) } else { 0 };
@@ -171,7 +172,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             last_packet = now;
         }
         if now.duration_since(last_packet) < timing::POLL {
-            // Each link that has shown something is driven before one may rest.
+            // Check the quiet links once, so that each one with something to receive is driven.
             if watch.has_quiet() {
                 watch.look(node, Duration::ZERO);
             }
@@ -199,7 +200,7 @@ fn retire(node: &Node, watch: &mut Watch, told: &dyn Fn(PeerEvent)) {
     watch.retain(|connection| {
         let Some(reason) = connection.loss() else { return true };
         let back = node.forget(connection);
-        // What looks after neighbours tells of them, and of dials.
+        // The neighbourhood reports its neighbours and dials itself.
         if connection.own().is_wanted.load(Ordering::Relaxed) && back == 0 {
             return false;
         }
@@ -211,15 +212,15 @@ fn retire(node: &Node, watch: &mut Watch, told: &dyn Fn(PeerEvent)) {
     });
 }
 
-/// Whether it is worth while to accept: to find nobody there costs a hundred times as much as to look.
+/// Whether a connection waits to be accepted: a vain call of accept costs a hundred times as much as this check.
 fn has_pending_connection(listener: &dyn Listener) -> bool {
     event::wait_readable(&[listener.descriptor()], Some(Duration::ZERO)) != Ok(false)
 }
 
-/// Takes links that are there; returns how many.
+/// Accepts waiting links. Returns how many.
 fn accept(node: &Node, listener: &dyn Listener, watch: &mut Watch, told: &dyn Fn(PeerEvent)) -> usize {
     let mut count = 0;
-    // Those that are left keep the listener readable.
+    // Links beyond this number wait: they keep the listener readable.
     while count < MAX_ACCEPTED {
         match listener.accept() {
             Ok(Some(link)) => {
@@ -230,7 +231,7 @@ fn accept(node: &Node, listener: &dyn Listener, watch: &mut Watch, told: &dyn Fn
                         watch.update(vec![connection], Instant::now());
                     }
                     Err(refused) => {
-                        // Who asks again and again does not fill the log.
+                        // Limits the log entries that a peer can cause by connecting again and again.
                         if watch.is_news(Instant::now()) {
                             told(PeerEvent::Refused(refused.to_string()));
                         }
@@ -242,7 +243,7 @@ fn accept(node: &Node, listener: &dyn Listener, watch: &mut Watch, told: &dyn Fn
             Ok(None) => break,
             Err(error) => {
                 told(PeerEvent::Refused(error.to_string()));
-                // Who was refused keeps nobody waiting who comes next.
+                // A refused connection does not end the loop: the next one is accepted at once.
                 if matches!(error, AcceptError::Open(_)) {
                     break;
                 }
@@ -277,7 +278,7 @@ mod tests {
         peer.neighbour().is_wanted.store(true, Ordering::Relaxed);
         let mut watch = Watch::new(&node, &[]).unwrap();
         watch.update(node.peers(), Instant::now());
-        // As the neighbourhood closes one of two links to a neighbour.
+        // The neighbourhood does this when it closes one of two links to a neighbour.
         node.link_lost(&peer, LossReason::Restarted);
         assert_eq!(node.forget(&peer), 4096);
         let told = RefCell::new(Vec::new());

@@ -1,5 +1,5 @@
-//! How many of the node's links one holder may have. A node that may connect can connect again and again; it must not keep other nodes out,
-//! nor use up this node's memory.
+//! Bounds on the number of links that one holder has to this node. A node that may connect can connect again and again.
+//! It must neither keep other nodes out nor use up this node's memory.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,25 +9,25 @@ use smallvec::SmallVec;
 use tombolo_link::udp::network;
 use tombolo_link::{Address, Link, PublicKey};
 
-/// The owner of links, as far as it is known.
+/// The party that links are counted for, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Holder {
     Key(PublicKey),
-    /// Number, and when it began.
+    /// The process's number, and when it began.
     Process(u32, u64),
     User(u32),
     /// Without keys: an IPv4 address, or the first half of an IPv6 address.
     Host(u128),
 }
 
-/// As many links as a large cluster has nodes, behind one key or address: a quiet link takes some 16 KiB.
+/// As many links as a large cluster has nodes, behind one key or address. A quiet link takes some 16 KiB.
 const MOST_OF_A_KEY: u32 = 1024;
 const MOST_OF_A_HOST: u32 = 1280;
 /// A process has one link for each of its domains, seldom more.
 const MOST_OF_A_PROCESS: u32 = 512;
 const MOST_OF_A_USER: u32 = 2048;
 
-/// One holder has as many links as it may.
+/// The refusal of a link: its holder has as many links as it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooMany(Holder, u32);
 
@@ -73,18 +73,19 @@ impl Holder {
     }
 }
 
-/// The host of an address. Any process of this machine can have any of its loopback addresses.
+/// The host of an address. All loopback addresses are one host, because any process of this machine can use any of
+/// them.
 fn host(address: IpAddr) -> u128 {
     let address = address.to_canonical();
     if address.is_loopback() { 0 } else { network(address) }
 }
 
-/// The links of each holder.
+/// Number of links of each holder.
 #[derive(Debug, Default)]
 pub(super) struct Shares(HashMap<Holder, u32>);
 
 impl Shares {
-    /// Whether a link may be taken.
+    /// Checks that no holder of this link has too many links already.
     pub(super) fn admit(&self, link: &dyn Link) -> Result<(), TooMany> {
         for holder in Holder::of(link) {
             if self.0.get(&holder).is_some_and(|count| *count >= holder.most()) {
@@ -94,14 +95,14 @@ impl Shares {
         Ok(())
     }
 
-    /// A link has come.
+    /// Counts a new link.
     pub(super) fn add(&mut self, link: &dyn Link) {
         for holder in Holder::of(link) {
             *self.0.entry(holder).or_default() += 1;
         }
     }
 
-    /// A link has gone that had come.
+    /// Stops counting a link that is gone.
     pub(super) fn remove(&mut self, link: &dyn Link) {
         for holder in Holder::of(link) {
             if let Some(count) = self.0.get_mut(&holder) {

@@ -1,7 +1,8 @@
-//! How this node is, in parts that each fit into a control message.
+//! The status of this node, in parts that each fit into a control message.
 //!
-//! Borrowers come first, then neighbours, programs, and, where they are asked for, the counters of the node and those of
-//! each link. A part is made when it is asked for: what comes or goes between two parts may be missing, or be in both.
+//! Borrowers come first, then neighbours, programs, and, on request, the counters of the node and of each link. Each
+//! part is made when it is asked for. So an entry that appears or disappears between two parts may be missing, or be in
+//! both.
 
 use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
@@ -22,14 +23,14 @@ use crate::fabric::status::{
 use crate::fabric::wanted::WantedStatus;
 use crate::lending::asker::Asker;
 
-/// Room for a part in an answer: the rest is for what stands around it.
+/// Room for a part in an answer. The rest is for the text around it.
 const MAX_PART_BYTES: usize = MAX_CONTROL_BYTES - 64;
-/// Addresses that a node tells of, at most: each part has them.
+/// Maximum number of listening addresses in a status: each part repeats them.
 const MAX_LISTENS: usize = 16;
-/// What a counter takes beside its name, at most: quotation marks, colon, comma and twenty digits.
+/// Bytes that a counter takes besides its name, at most: quotation marks, colon, comma and twenty digits.
 const COUNTER_BYTES: usize = 24;
 
-// Where a part begins. The places of entries rise from part to part.
+// The first place of each section. Places of entries rise from part to part.
 const WANTED: u64 = 1 << 32;
 const NEIGHBOURS: u64 = 2 << 32;
 const PROGRAMS: u64 = 3 << 32;
@@ -45,7 +46,7 @@ enum Entry {
 }
 
 impl Entry {
-    /// What it takes in a part.
+    /// Bytes that this entry takes in a part.
     fn bytes(&self) -> usize {
         fn with_comma(entry: &impl Serialize) -> usize {
             json_of(entry).len() + 1
@@ -68,7 +69,8 @@ impl Entry {
     }
 }
 
-/// A peer asks how this node is: with many links, to look takes longer than others may wait for the engine.
+/// Answers a peer that asks for this node's status. It is a task because, with many links, collecting the status takes
+/// longer than other threads may wait for the engine.
 struct StatusTask {
     node: Weak<Node>,
     asker: Asker,
@@ -89,7 +91,7 @@ impl BlockingTask for StatusTask {
 }
 
 impl Node {
-    /// Answers a peer that asks how this node is, from that entry on. `None`: the answer follows.
+    /// Answers a peer that asks for this node's status from entry `from` on. `None`: the answer follows.
     pub(crate) fn answer_with_status(
         &self,
         by: &Arc<Connection>,
@@ -97,7 +99,7 @@ impl Node {
         from: u64,
         counters: bool,
     ) -> Option<Reply> {
-        // A program that drives a node of its own does this, too.
+        // The node is not served: for example, a program drives a node of its own.
         let Some(node) = self.served.get() else { return Some(self.status_reply(from, counters)) };
         let node = node.clone();
         self.lending.begin_for(by, number, |asker| Box::new(StatusTask { node, asker, from, counters }))
@@ -108,13 +110,13 @@ impl Node {
         Reply::Status { part: part.text(), next }
     }
 
-    /// How this node is, with its counters.
+    /// The whole status of this node, with its counters.
     pub fn status(&self) -> NodeStatus {
         self.status_part(0, true, usize::MAX).0
     }
 
-    /// The status of this node from entry `from` on, as many entries as fit into `max_bytes`; and where the next
-    /// part begins, if there is more.
+    /// A part of this node's status, from place `from` on: as many entries as fit into `max_bytes`. Also returns the
+    /// place at which the next part begins, if there is one.
     pub fn status_part(&self, from: u64, counters: bool, max_bytes: usize) -> (NodeStatus, Option<u64>) {
         let mut connections = self.peers();
         connections.sort_by_key(|connection| connection.id);
@@ -122,9 +124,9 @@ impl Node {
         let head_bytes = status.text().len();
         let mut left_bytes = max_bytes.saturating_sub(head_bytes);
         for (place, entry) in self.entries(&connections, from, counters) {
-            // Where there is room for all, nothing is measured.
+            // Without a limit, nothing is measured.
             let bytes = if max_bytes == usize::MAX { 0 } else { entry.bytes() };
-            // One that fits into no part is left out: the next part must begin later than this one did.
+            // An entry that fits into no part is left out: the next part must begin after this one.
             if head_bytes.saturating_add(bytes) > max_bytes {
                 continue;
             }
@@ -135,7 +137,7 @@ impl Node {
         (status, None)
     }
 
-    /// What there is to be told, from that place on. Each entry is made when it is its turn.
+    /// The entries from place `from` on, with their places. Each entry is made when its turn comes.
     fn entries<'a>(
         &'a self,
         connections: &'a [Arc<Connection>],
@@ -185,7 +187,7 @@ impl Node {
             .chain(of_links.into_iter().flatten())
     }
 
-    /// What stands in every part.
+    /// The fields that every part has.
     fn status_head(&self) -> NodeStatus {
         let ledger = self.lending.ledger.lock();
         let (lend_bytes, lent_bytes) = (ledger.lend_bytes(), ledger.lent_bytes());
@@ -208,7 +210,7 @@ impl Node {
         }
     }
 
-    /// Whether a link is the first one of a node that is joined to this one, and is told of nowhere else.
+    /// Whether this is the first link of a joined node that appears nowhere else in the status.
     fn is_neighbour(&self, connection: &Connection) -> bool {
         !connection.is_part()
             && connection.loss().is_none()
@@ -217,7 +219,7 @@ impl Node {
             && self.lending.borrower(connection).is_none()
     }
 
-    /// How a neighbour is that this node is to be joined to.
+    /// The status of a neighbour that this node wants to be joined to.
     fn wanted_neighbour(&self, index: usize, wanted: WantedStatus) -> NeighbourStatus {
         let number = index as u32 + 1;
         let peer = self.fabric.numbers.peer(number).filter(|_| wanted.is_joined);
@@ -233,7 +235,7 @@ impl Node {
         status
     }
 
-    /// How a node is that is joined by this link.
+    /// The status of the node that is joined by this link.
     fn neighbour_status(&self, first: &Arc<Connection>) -> NeighbourStatus {
         let neighbour = first.neighbour();
         let (state, lasts) = match silence_of(neighbour) {
@@ -254,7 +256,7 @@ impl Node {
         }
     }
 
-    /// The links to a neighbour, and what has gone by them.
+    /// The status of each link to a neighbour, with its traffic.
     fn links_of(&self, neighbour: &Neighbour) -> Vec<LinkStatus> {
         let links = neighbour.links();
         let paths: Vec<_> = {
@@ -280,8 +282,8 @@ impl Node {
         links.iter().zip(paths).map(status).collect()
     }
 
-    /// How a link is, for [`Node::status`]: how large packets may be now, and where its neighbour has several,
-    /// what went by it.
+    /// The counters of a link, for [`Node::status`]: the current size of its packets, and its traffic unless it is the
+    /// neighbour's only link.
     fn link_counters(&self, connection: &Arc<Connection>) -> Vec<(String, u64)> {
         let mut counters = Vec::new();
         let (id, path) = connection.place();
@@ -308,7 +310,7 @@ impl Node {
         counters
     }
 
-    /// The counters of the node as a whole: always the same ones, in the same order.
+    /// The counters of the node as a whole, always in the same order.
     fn counters(&self, connections: &[Arc<Connection>]) -> Vec<(String, u64)> {
         let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
         counters.extend(self.fabric.engine.lock().counters().named());
@@ -320,7 +322,7 @@ impl Node {
     }
 }
 
-/// For how long nothing has been heard by any link of a neighbour, if that is so.
+/// How long all links of a neighbour have been silent. `None`: the neighbour is not suspect.
 fn silence_of(neighbour: &Neighbour) -> Option<Duration> {
     if !neighbour.is_suspect() {
         return None;
@@ -342,7 +344,7 @@ mod tests {
     use crate::fabric::messages::{Message, MessageV1, Request};
 
     const TIMEOUT: Duration = Duration::from_secs(60);
-    /// More than one control message can tell.
+    /// More borrowers than fit into one control message.
     const BORROWERS: usize = 200;
 
     #[test]

@@ -1,10 +1,11 @@
-//! Transfers between two other nodes: the one that has the source is asked, moves the bytes
-//! straight to where they go, and says how that ended.
+//! Transfers between two other nodes. The asking node asks the node that has the source (the carrier), which sends the
+//! bytes straight to the destination's node and reports how the transfer ended.
 //!
-//! It reads only what its programs grant to the asking node, and the destination must grant writing to the asking node, too: who
-//! carries has no part in it. How the destination's node knows on whose behalf bytes come is in [`crate::fabric::carriers`]. The asking node says which node the bytes go to by its
-//! key and its life, never by its name, which any node can choose. Where several peers could be that
-//! one, nothing is moved. What goes to and fro between the nodes is in [`crate::fabric::third_party`].
+//! The carrier reads only memory that its programs grant to the asking node. The destination must grant writing to the
+//! asking node, too: grants to the carrier play no part. [`crate::fabric::carriers`] describes how the destination's
+//! node knows on whose behalf bytes come. The asking node names the destination's node by its key and its life, never
+//! by its name, which any node can choose. If several peers match, nothing is moved. [`crate::fabric::third_party`] has
+//! the messages between the nodes.
 
 use std::time::Instant;
 
@@ -22,12 +23,12 @@ use crate::fabric::table::ITSELF;
 use crate::fabric::third_party::Question;
 use crate::programs::user::Poster;
 
-/// A transfer that another node is to make.
+/// A transfer that this node asks another node to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ThirdPartyTransfer {
-    /// To which peer of ours; None: it stays at the other node.
+    /// The peer of this node that the bytes go to. `None`: they stay at the node that is asked.
     pub(crate) to: Option<PeerId>,
-    /// Its own domain is the source's, at that node.
+    /// The transfer, whose own domain is the source's domain at the node that is asked.
     pub(crate) transfer: Transfer,
 }
 
@@ -40,7 +41,7 @@ fn why_not_posted(error: PostError) -> Failure {
 }
 
 impl Node {
-    /// Asks a peer to make a transfer. False: it cannot be asked now.
+    /// Asks a peer to make a transfer. False: there is no room to ask now, so the caller tries again later.
     pub(crate) fn ask_third_party(&self, id: PeerId, wanted: &ThirdPartyTransfer) -> Result<bool, Failure> {
         let connection = self.fabric.connection(id).ok_or(Failure::NoSuchNode)?;
         let destination = match wanted.to {
@@ -82,12 +83,13 @@ impl Node {
         }
     }
 
-    /// Ends what has waited for a node that does not answer.
+    /// Fails the transfers that have waited too long for the answer of the destination's node.
     pub(crate) fn expire_arrangements(&self, now: Instant) {
         self.do_not_go_on(self.fabric.arrangements.overdue(now), Failure::Unreachable);
     }
 
-    /// Something was arranged with regard to this peer. If the peer was lost just before, [`Node::third_party_lost`] did not find that.
+    /// Fails what waits for an arrangement about this peer, if the peer is lost. To be called after each new
+    /// arrangement: if the peer was lost just before, [`Node::third_party_lost`] did not find it.
     fn look_whether_lost(&self, peer: &Neighbour) {
         if peer.loss().is_some() {
             self.do_not_go_on(self.fabric.arrangements.peer_lost(peer.id), Failure::Gone);
@@ -103,7 +105,8 @@ impl Node {
         }
     }
 
-    /// The node at the destination has agreed, or not: what waited for that.
+    /// Goes on with transfers that waited for the answer of the destination's node. `asker` is `None` if that node
+    /// refused.
     fn go_on_with(&self, waited: Vec<Next>, asker: Option<Asker>) {
         for next in waited {
             match next {
@@ -131,7 +134,8 @@ impl Node {
         }
     }
 
-    /// An answer has come: whether it was one to [`Node::ask_third_party`], or to what that leads to.
+    /// Takes an answer of a peer. Returns whether it was the answer to [`Node::ask_third_party`] or to a request that
+    /// this made.
     pub(crate) fn third_party_answered(&self, by: &Neighbour, number: u32, reply: &Reply) -> bool {
         let peer = by.id;
         if let Some((waited, asker)) = self.fabric.arrangements.answered(peer, number, reply) {
@@ -142,21 +146,21 @@ impl Node {
         let result = match reply {
             Reply::Carried(None) => Ok(0),
             Reply::Carried(Some(code)) => Err(match Failure::from_code(*code) {
-                // The memory of the node that was asked.
+                // At the carrier the failure is local. Seen from here it is a refusal.
                 Failure::Local { code, page } => Failure::Refused { code, page },
                 other => other,
             }),
             _ => Err(Failure::Unreachable),
         };
         if matches!(result, Err(Failure::Refused { code: NackCode::DomainMismatch, .. })) {
-            // The destination's node has lost the carrier meanwhile, perhaps, and knows nothing of it any more.
+            // The destination's node may have lost its link to the carrier meanwhile, and the arrangement with it.
             self.fabric.arrangements.forget(Wish::LetCarry(peer));
         }
         self.programs.completed(user, result);
         true
     }
 
-    /// A peer is gone, and what it was asked to do with it.
+    /// Fails the transfers that a lost peer was asked to make, and forgets all arrangements with it.
     pub(crate) fn third_party_lost(&self, peer: PeerId) {
         for user in self.fabric.third_party.peer_lost(peer) {
             self.programs.completed(user, Err(Failure::Gone));
@@ -165,7 +169,7 @@ impl Node {
         self.do_not_go_on(self.fabric.arrangements.peer_lost(peer), Failure::Gone);
     }
 
-    /// A peer asks for a transfer from here. It hears of the end.
+    /// Makes a transfer from this node for a peer, and reports its end to the peer.
     pub(crate) fn make_for(&self, neighbour: &Neighbour, number: u32, carriage: &Carriage) {
         let transfers = &self.fabric.third_party;
         let user = Poster::user_of_peer(neighbour.id, transfers.next_index());
@@ -221,7 +225,7 @@ impl Node {
         }
     }
 
-    /// On whose behalf a peer writes here, which says so with each packet.
+    /// The poster on whose behalf a peer writes to this node: the packet says it by a number.
     pub(crate) fn writer(&self, peer: PeerId, asker: Asker) -> Result<Poster, Denied> {
         match asker {
             Asker::SENDER => Ok(Poster::Peer(peer)),
@@ -229,14 +233,14 @@ impl Node {
         }
     }
 
-    /// A transfer has ended: whether it was one that a peer asked for. Then that is told.
+    /// Reports the end of a transfer to the peer that asked for it. False: no peer asked for this transfer.
     pub(crate) fn third_party_ended(&self, user: u64, result: Result<(), Failure>) -> bool {
         if !matches!(Poster::of(user), Poster::Peer(_)) {
             return false;
         }
         let asker = self.fabric.third_party.ended(user, result);
         if let (Some(asker), Err(Failure::Refused { code: NackCode::DomainMismatch, .. })) = (asker, result) {
-            // The number may have been that of an earlier link to the destination's node.
+            // The asker's number may date from an earlier link to the destination's node.
             self.fabric.arrangements.forget(Wish::WriteFor(asker));
         }
         if let Some(connection) = asker.and_then(|id| self.fabric.connection(id)) {
@@ -256,7 +260,7 @@ mod tests {
     use crate::fabric::third_party::{MAX_MADE, MAX_MADE_EACH};
     use crate::programs::Limits;
 
-    /// A transfer of a domain that does not exist, at the node that is asked.
+    /// A transfer between two domains that do not exist, at the node that is asked.
     fn nowhere() -> Carriage {
         Carriage {
             to: None,
@@ -313,7 +317,7 @@ mod tests {
         let node = Node::new("carrier", 0, 0).unwrap();
         let (near, far) = memory_pair().unwrap();
         let peer = node.add_peer(near);
-        // More than the link's queue of control messages holds, and as many as a peer may have open.
+        // As many as a peer may have open, which is more than the link's queue of control messages holds.
         let wanted: Vec<u32> = (1..=MAX_MADE_EACH as u32).collect();
         for number in &wanted {
             far.send_control(&ask(*number), &[]).unwrap();
@@ -329,7 +333,7 @@ mod tests {
         assert_eq!(found, wanted);
     }
 
-    /// As many transfers as peers may have open leave room for as many as this node's programs have channels.
+    /// The transfers that peers may have open leave room for one transfer per channel of this node's programs.
     #[test]
     fn transfers_of_peers_take_no_room_of_programs() {
         let limits = Limits { domains: 16, ..Limits::default() };
@@ -355,7 +359,7 @@ mod tests {
         assert_eq!(node.fabric.engine.lock().counters().transfers_posted, 1);
     }
 
-    /// Two nodes with two links; the one that asks is played by hand, or the one that is asked.
+    /// A peer with two links, played by hand, is asked for transfers.
     #[test]
     fn open_questions_are_asked_again_by_the_link_that_is_left() {
         let node = Node::new("asker", 0, 0).unwrap();
@@ -383,7 +387,7 @@ mod tests {
         };
         let asked = questions(&*far_first);
         assert_eq!(asked.len(), 3);
-        // One is answered; the link is lost with the answers to the others.
+        // One question is answered. The link is lost with the answers to the rest.
         far_first.send_control(&answer(asked[0]), &[]).unwrap();
         node.drive(&whole);
         drop(far_first);
@@ -397,7 +401,7 @@ mod tests {
                 "answered twice"
             );
         }
-        // A further one goes by the link that is left.
+        // A further question goes by the link that is left.
         assert_eq!(node.ask_third_party(whole.id, &wanted), Ok(true));
         assert_eq!(questions(&*far_second).len(), 1);
     }

@@ -1,7 +1,7 @@
-//! Whether this node does what a peer asks for, decided in one place, before anything of it is done: by what
-//! the list of keys permits it, and while the node is about to end.
+//! Decides whether this node does what a peer asks for, in one place, before anything of it is done. The decision
+//! depends on what the list of keys permits the peer, and on whether the node is about to end.
 //!
-//! What the memory of programs is asked for is not decided here but by their grants.
+//! Requests for the memory of programs are not decided here but by the grants of the programs.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::fabric::connection::Connection;
 use crate::fabric::messages::Request;
 use crate::fabric::table::Fabric;
 
-/// Whether a request is for memory of this node to be held, until it is released.
+/// Whether a request makes this node hold memory for the peer, until it is released.
 fn takes_memory(request: &Request) -> bool {
     match request {
         Request::Lend { .. } | Request::Create { .. } | Request::Open { .. } => true,
@@ -35,14 +35,15 @@ fn takes_memory(request: &Request) -> bool {
     }
 }
 
-/// Of which permissions a request needs one; none: it needs no permission.
+/// The permissions of which a request needs at least one. An empty list: it needs no permission.
 fn needed(request: &Request) -> &'static [Permission] {
     match request {
         Request::Lend { .. } => &[Permission::Borrow],
         Request::Open { .. } => &[Permission::Read],
         Request::Create { .. } | Request::Publish { .. } | Request::Delete { .. } => &[Permission::Write],
         Request::List { .. } => &[Permission::List],
-        // Of what it may read or list it may know that it is there; and who writes looks whether it has been done.
+        // A peer may know that a segment exists if it may read or list segments. A peer that writes one must be able to
+        // check that it has its name.
         Request::Find { .. } => &[Permission::Read, Permission::List, Permission::Write],
         Request::Status { .. } => &[Permission::Status],
         Request::Introduce { .. }
@@ -66,15 +67,15 @@ impl Fabric {
         }
     }
 
-    /// What the node at the other end of this link may ask for, by the last reading of the list: its handshake has waited for one. Also
-    /// which reading that was.
+    /// What the node at the other end of this link may ask for, by the last reading of the list, and which reading that
+    /// was. The list has been read, because the link's handshake has waited for that.
     pub(super) fn permissions_of(&self, link: &dyn Link) -> (Permissions, u64) {
         let Some(identity) = self.identity.get() else { return (Permissions::ALL, 0) };
         let (rights, reading) = identity.reader.latest();
         let Some(key) = link.peer_key() else { return (Permissions::ALL, reading) };
         let permissions = rights.and_then(|rights| rights.of(&key));
         if permissions.is_none() {
-            // It was taken off the list after the handshake.
+            // The key was taken off the list after the handshake.
             link.close(LossReason::KeyRemoved);
         }
         (permissions.unwrap_or(Permissions::NONE), reading)
@@ -91,7 +92,7 @@ impl Fabric {
         }
     }
 
-    /// This node ends at that time at the latest. What was said first counts.
+    /// Notes that this node ends at that time at the latest. Only the first call counts.
     pub(crate) fn ends_at(&self, time: Instant) {
         let _ = self.ends_at.set(time);
     }
@@ -106,8 +107,8 @@ impl Fabric {
         self.ends_at.get().is_some()
     }
 
-    /// Why a request is refused that came by this link, if it is. `has_memory` says whether the node that asks
-    /// has some of this node's.
+    /// Why a request that came by this link is refused, if it is. `has_memory` says whether this node holds memory for
+    /// the asking node already.
     pub(crate) fn refusal(
         &self,
         by: &Connection,

@@ -1,7 +1,7 @@
-//! Questions that must be carried out only once, and what was answered.
+//! Questions of peers that must be carried out only once, and the answers to them.
 //!
-//! A question that comes again by another link, since the first was lost, is not carried out again; its answer goes
-//! by the link that it came by last.
+//! A peer asks a question again by another link if the link that it first asked by is lost. The question is not carried
+//! out again. Its answer goes by the link that the question came by last.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -13,10 +13,10 @@ use crate::fabric::connection::Connection;
 use crate::fabric::messages::Reply;
 use crate::fabric::neighbour::Neighbour;
 
-/// Answers of one peer that are kept; it has far fewer questions open.
+/// Most questions of one peer that are kept with their answers. A peer has far fewer open at once.
 const MAX_ANSWERED: usize = 256;
 
-/// What was asked for once, by the number of the question, and the answer when there is one.
+/// The questions of each peer that must be carried out only once, with the answers that are known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answered(Arc<Mutex<HashMap<PeerId, Questions>>>);
 
@@ -26,13 +26,14 @@ type Questions = VecDeque<Question>;
 #[derive(Debug)]
 struct Question {
     number: u32,
-    /// The link that it came by last.
+    /// The link that the question came by last.
     by: Weak<Connection>,
     answer: Option<Reply>,
 }
 
 impl Answered {
-    /// A question has come by that link. `Some`: not for the first time; and the answer, if there is one.
+    /// Notes a question that has come by the link `by`. `None`: it is new, and is to be carried out. `Some`: it is not
+    /// to be carried out, because it has come before or the peer is lost. Inside is its answer, if that is known.
     pub(crate) fn begin(
         &self,
         neighbour: &Neighbour,
@@ -41,7 +42,7 @@ impl Answered {
     ) -> Option<Option<Reply>> {
         let mut peers = self.0.lock();
         if neighbour.loss().is_some() {
-            // Forgotten already; there is nobody to answer.
+            // The peer's questions are forgotten already, and no link is left to answer by.
             return Some(None);
         }
         let questions = peers.entry(neighbour.id).or_default();
@@ -50,7 +51,8 @@ impl Answered {
             return Some(known.answer.clone());
         }
         if questions.len() >= MAX_ANSWERED {
-            // One that is being carried out is known still, if it can be.
+            // Drop the oldest answered question: those that are being carried out stay. If none is answered, drop the
+            // oldest.
             let oldest = questions.iter().position(|known| known.answer.is_some()).unwrap_or(0);
             questions.remove(oldest);
         }
@@ -58,7 +60,7 @@ impl Answered {
         None
     }
 
-    /// The answer to a question is known.
+    /// Notes the answer to a question.
     pub(crate) fn ended(&self, neighbour: &Neighbour, number: u32, reply: &Reply) {
         if let Some(questions) = self.0.lock().get_mut(&neighbour.id)
             && let Some(known) = questions.iter_mut().find(|known| known.number == number)
@@ -73,7 +75,7 @@ impl Answered {
         peers.get(&neighbour.id)?.iter().find(|known| known.number == number)?.by.upgrade()
     }
 
-    /// A peer is lost.
+    /// Drops the questions of a peer that is lost.
     pub(crate) fn forget(&self, peer: PeerId) {
         self.0.lock().remove(&peer);
     }
@@ -93,7 +95,7 @@ mod tests {
             assert_eq!(answered.begin(&peer, &Weak::new(), number), Some(Some(Reply::Done)));
         }
         assert_eq!(answered.0.lock()[&peer.id].len(), MAX_ANSWERED);
-        // One that is being carried out is not forgotten for those that are answered.
+        // A question that is being carried out is not dropped as long as an answered one can be.
         assert_eq!(answered.begin(&peer, &Weak::new(), 9999), None);
         for number in 0..MAX_ANSWERED as u32 {
             assert_eq!(answered.begin(&peer, &Weak::new(), number), None);

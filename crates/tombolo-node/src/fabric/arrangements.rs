@@ -1,6 +1,8 @@
-//! What is arranged with the node at the destination, before a third-party transfer to it is asked for or made: the asker's node
-//! lets the carrier write there on its behalf, and the carrier hears under which number it does. Once for all transfers between
-//! three nodes, until one of them is lost or something is refused. Those that come meanwhile wait.
+//! Arrangements with the node at the destination of third-party transfers, made before a transfer is asked for or made.
+//!
+//! The asker's node lets the carrier write to the destination on its behalf. The carrier learns under which number it
+//! does so. One arrangement serves all transfers between the same three nodes, until one of the nodes is lost or a
+//! transfer is refused. Transfers that come before the destination has answered wait.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,20 +17,20 @@ use crate::fabric::messages::{Carriage, Message, MessageV1, Reply, Request};
 use crate::fabric::neighbour::Neighbour;
 use crate::fabric::third_party::MAX_MADE_EACH;
 
-/// How long a node that is there may take to answer.
+/// How long a node may take to answer before what waits for it is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Arrangements at once, of all peers.
+/// Most arrangements at once, with all peers.
 const MAX_ARRANGEMENTS: usize = 4096;
-/// Transfers that wait for a node to answer, so that nodes which never do hold few of the places that there are.
+/// Most transfers that wait for nodes to answer. Nodes that never answer thus hold few of the places for transfers.
 const MAX_WAITING: usize = 2 * MAX_MADE_EACH;
 
-/// What is arranged, and with regard to whom.
+/// What is arranged with the destination, and about which peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Wish {
-    /// That peer may write on this node's behalf.
+    /// The peer may write on this node's behalf.
     LetCarry(PeerId),
-    /// This node may write on that peer's behalf.
+    /// This node may write on the peer's behalf.
     WriteFor(PeerId),
 }
 
@@ -40,18 +42,18 @@ impl Wish {
     }
 }
 
-/// What goes on when it is arranged.
+/// A transfer that goes on when the arrangement is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// A peer is asked to carry.
+    /// This node asks the carrier for the transfer.
     Ask { carrier: PeerId, user: u64, carriage: Carriage },
-    /// What a peer has asked for is made.
+    /// This node makes the transfer, which a peer has asked for.
     Make { user: u64, to: PeerId, transfer: Transfer },
 }
 
 #[derive(Debug)]
 enum Arrangement {
-    /// The destination's node was asked under this number.
+    /// The node at the destination was asked, under this number.
     Asked {
         number: u32,
         request: Request,
@@ -70,24 +72,25 @@ impl Arrangement {
     }
 }
 
-/// What came of an attempt to go on.
+/// Result of [`Arrangements::begin`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
-    /// It is arranged: under this number, if it is one of [`Wish::WriteFor`].
+    /// The arrangement is made, and the transfer goes on. The number to write under matters only for
+    /// [`Wish::WriteFor`].
     Made(Asker, Next),
-    /// It goes on when the node has answered.
+    /// The transfer goes on when the node at the destination has answered.
     Waits,
-    /// Nothing more can wait now.
+    /// Too many transfers or arrangements wait, or the link is full.
     Full,
-    /// That node is gone.
+    /// The node at the destination is gone.
     Lost,
 }
 
-/// What is arranged with each peer.
+/// The arrangements with all peers.
 #[derive(Debug, Default)]
 pub(crate) struct Arrangements {
     all: Mutex<HashMap<(PeerId, Wish), Arrangement>>,
-    /// Something waits.
+    /// Whether any arrangement waits for its answer.
     waits: AtomicBool,
 }
 
@@ -96,10 +99,11 @@ fn question(number: u32, request: &Request) -> Vec<u8> {
 }
 
 impl Arrangements {
-    /// Goes on at once if it is arranged with `to`; otherwise asks it, and goes on then.
+    /// Gives `next` back at once if the arrangement with `to` is made. Otherwise keeps it until `to` answers, and asks
+    /// `to` if that has not been done.
     pub(crate) fn begin(&self, to: &Neighbour, wish: Wish, request: Request, next: Next) -> Begun {
         let mut all = self.all.lock();
-        // With the lock held: a peer that is lost from now on finds what waits.
+        // Checked with the lock held: if the peer is lost from now on, `peer_lost` finds what waits.
         if to.loss().is_some() {
             return Begun::Lost;
         }
@@ -120,7 +124,7 @@ impl Arrangements {
         match to.control_link().map(|link| link.send_control(&question(number, &request), &[])) {
             Some(Ok(())) => {}
             Some(Err(SendError::Full)) => return Begun::Full,
-            // When one of several links is lost, it is asked again by another.
+            // The question is asked again by another link when the loss of this one is noticed (`ask_again`).
             _ if to.has_several() => {}
             _ => return Begun::Lost,
         }
@@ -130,7 +134,7 @@ impl Arrangements {
         Begun::Waits
     }
 
-    /// What has waited for a node that does not answer. It does not go on.
+    /// Takes out the transfers that have waited too long for a node to answer. They cannot go on.
     pub(crate) fn overdue(&self, now: Instant) -> Vec<Next> {
         let mut waited = Vec::new();
         if !self.waits.load(Ordering::Relaxed) {
@@ -149,14 +153,16 @@ impl Arrangements {
         waited
     }
 
-    /// Transfers that wait to be asked for from that peer.
+    /// How many transfers wait, until the nodes at their destinations have agreed, before this node asks `carrier` to
+    /// make them.
     pub(crate) fn waiting_for(&self, carrier: PeerId) -> usize {
         let all = self.all.lock();
         let with_it = all.iter().filter(|((_, wish), _)| *wish == Wish::LetCarry(carrier));
         with_it.map(|(_, arrangement)| arrangement.waiting()).sum()
     }
 
-    /// An answer has come: what waited for it, if it was one to [`Arrangements::begin`], and the number; none: it was refused.
+    /// Handles an answer. `None`: it is not one to a question of [`Arrangements::begin`]. Otherwise returns the
+    /// transfers that waited for it, and the number to write under, which is `None` if the peer refused.
     pub(crate) fn answered(
         &self,
         by: PeerId,
@@ -184,26 +190,28 @@ impl Arrangements {
         Some((waiting, asker))
     }
 
-    /// One of several links to a peer is lost: what is open is asked again by another. It may be done twice.
+    /// Asks the open questions to a peer again by another link, because one of several links is lost or suspect. The
+    /// peer may get a question twice, which does no harm.
     pub(crate) fn ask_again(&self, to: &Neighbour) {
         for ((peer, _), arrangement) in &*self.all.lock() {
             if let Arrangement::Asked { number, request, .. } = arrangement
                 && *peer == to.id
                 && let Some(link) = to.control_link()
             {
-                // Where it is full or lost, what waits is given up in time.
+                // If the link is full or lost, what waits is given up in time (`overdue`).
                 let _ = link.send_control(&question(*number, request), &[]);
             }
         }
     }
 
-    /// Something was refused: what is arranged about that peer may be so no more.
+    /// Drops the arrangements of that wish, because a transfer was refused: they may not hold any more.
     pub(crate) fn forget(&self, wish: Wish) {
         let is_made = |arrangement: &Arrangement| matches!(arrangement, Arrangement::Made(_));
         self.all.lock().retain(|(_, known), arrangement| !(*known == wish && is_made(arrangement)));
     }
 
-    /// A peer is gone. What waited for it does not go on.
+    /// Drops the arrangements with or about a peer that is gone. Returns the transfers that waited for them, which
+    /// cannot go on.
     pub(crate) fn peer_lost(&self, peer: PeerId) -> Vec<Next> {
         let mut waited = Vec::new();
         self.all.lock().retain(|(to, wish), arrangement| {

@@ -1,4 +1,5 @@
-//! On whose behalf a neighbour (the carrier) writes here: which neighbours (the askers) let it, and the numbers that stand for them.
+//! Writes of a neighbour (the carrier) on behalf of other neighbours (the askers): which carriers each asker allows,
+//! and the numbers that stand for askers.
 //!
 //! ```text
 //!   asker A ── LetCarry { B } ──► C          C knows both by their links: by key or process, and life
@@ -7,9 +8,10 @@
 //!   carrier B ── bytes, number ──► C         C looks at its grants as for A
 //! ```
 //!
-//! Both have to say it. If the carrier's word were enough, it could write wherever a third node may; if the asker could name
-//! the number, it could name another's. A number is not given again until all others of its carrier have been: what is late
-//! of an asker that is gone is refused.
+//! Both the asker and the carrier have to ask for it. If the carrier's word were enough, it could write wherever a
+//! third node may. If the asker could choose the number, it could choose that of another asker. A carrier's numbers are
+//! given in turn, so a number is given again only after all others. So a late write on behalf of an asker that is gone
+//! is refused.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -23,7 +25,7 @@ use crate::fabric::messages::Reply;
 use crate::fabric::neighbour::Neighbour;
 use crate::fabric::table::Fabric;
 
-/// Nodes that one neighbour may let carry for it.
+/// Most carriers that one asker may allow.
 const MAX_CARRIERS_EACH: usize = 256;
 
 /// The carriers that each asker allows, and the numbers of askers.
@@ -32,13 +34,13 @@ pub(crate) struct Carriers(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whom each asker lets carry.
+    /// The carriers that each asker allows.
     allowed: HashMap<PeerId, HashSet<PeerId>>,
-    /// By carrier.
+    /// The numbers of askers, by carrier.
     numbers: HashMap<PeerId, Numbers>,
 }
 
-/// Askers by their numbers, of one carrier.
+/// The askers that one carrier writes for, and their numbers.
 #[derive(Debug, Default)]
 struct Numbers {
     askers: HashMap<Asker, PeerId>,
@@ -84,12 +86,12 @@ impl Carriers {
         state.numbers.entry(carrier).or_default().number(asker)
     }
 
-    /// The asker that this number stands for, where this carrier writes under it.
+    /// The asker that a number stands for when this carrier writes under it.
     pub(crate) fn asker(&self, carrier: PeerId, number: Asker) -> Option<PeerId> {
         self.0.lock().numbers.get(&carrier)?.askers.get(&number).copied()
     }
 
-    /// A peer is gone.
+    /// Forgets a peer that is gone, as an asker and as a carrier.
     pub(crate) fn peer_lost(&self, peer: PeerId) {
         let mut state = self.0.lock();
         state.allowed.remove(&peer);
@@ -106,7 +108,7 @@ impl Carriers {
 }
 
 impl Fabric {
-    /// A neighbour lets another one carry for it.
+    /// Carries out a request of `asker`: from now on `carrier` may write here on its behalf.
     pub(crate) fn let_carry(&self, asker: &Neighbour, carrier: &NodeIdentity) -> Reply {
         match self.peer_with(carrier) {
             Ok(carrier) if self.carriers.allow(asker.id, carrier) => {
@@ -117,7 +119,7 @@ impl Fabric {
         }
     }
 
-    /// A neighbour is to write on another one's behalf.
+    /// Answers a request of `carrier`: under which number it writes here on behalf of `asker`.
     pub(crate) fn write_for(&self, carrier: &Neighbour, asker: &NodeIdentity) -> Reply {
         match self.peer_with(asker) {
             Ok(asker) => match self.carriers.number(carrier.id, asker) {
@@ -128,7 +130,8 @@ impl Fabric {
         }
     }
 
-    /// The reply, unless one of these was lost meanwhile, and what was kept of it comes after that.
+    /// Returns the reply, unless one of these peers was lost meanwhile. What was noted of a lost peer may have been
+    /// noted after its loss, so the peer is forgotten again.
     fn unless_lost(&self, peers: &[PeerId], reply: Reply) -> Reply {
         let is_lost =
             |peer: &PeerId| self.connection(*peer).is_none_or(|found| found.neighbour().loss().is_some());
@@ -159,7 +162,7 @@ mod tests {
         );
         assert_eq!((carriers.number(next, asker), carriers.number(carrier, other)), (None, None));
         assert_eq!(carriers.asker(next, number), None, "it is another carrier's");
-        // An asker that comes after another one is not taken for it.
+        // A later asker does not get the number of one that is gone.
         carriers.peer_lost(asker);
         assert_eq!(carriers.asker(carrier, number), None);
         assert!(carriers.allow(other, carrier));

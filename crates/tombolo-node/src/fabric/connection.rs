@@ -1,7 +1,7 @@
 //! One link to another node, and its state: what waits to be sent by it, whether it is suspect or lost.
 //!
-//! Each link begins as the first one of a [`Neighbour`] of its own. A link that turns out to lead to a neighbour
-//! that has one already becomes a further path of that ([`super::paths`]).
+//! Each link begins as the first one of a [`Neighbour`] of its own. If it turns out to lead to a neighbour that has a
+//! link already, it becomes a further path of that neighbour ([`super::paths`]).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,41 +22,42 @@ use crate::fabric::silence::Silence;
 /// A link to another node.
 #[derive(Debug)]
 pub struct Connection {
-    /// Its number. That of a neighbour's first link is the neighbour's number in the engine.
+    /// Number of the link. The number of a neighbour's first link is also the neighbour's number in the engine.
     pub id: PeerId,
     /// The link itself.
     pub link: Arc<dyn Link>,
     pub(crate) checksums: Checksums,
-    /// What the key that the other end has proved may ask for.
+    /// What the other end may ask for, by the key that it has proved.
     pub(crate) permissions: Mutex<Permissions>,
-    /// How many packets are taken at once of a stream.
+    /// How many packets are taken at once while `is_streaming`.
     pub(crate) receive_budget: usize,
-    /// Packets come one after the other.
+    /// Several packets were received at once, or in each of the last two turns: more are expected.
     pub(crate) is_streaming: AtomicBool,
     /// The last `receive` returned no packets.
     pub(crate) is_drained: AtomicBool,
     /// Acknowledgements that go with the next packet, or when nothing else is left to do.
     pub(crate) waiting_acks: Mutex<Vec<Ack>>,
-    /// The link did not take all: it is offered again when the link is driven. Set after the rest is noted.
+    /// The link did not take all packets. The rest is offered again when the link is driven. Set after the rest is
+    /// noted.
     pub(crate) is_full: AtomicBool,
-    /// Short packets that the link did not take, in the order in which they go.
+    /// Short packets that the link did not take, in the order in which they are to be sent.
     pub(crate) unsent: Mutex<VecDeque<Vec<u8>>>,
-    /// The engine's loop does not look at it until it is stirred.
+    /// The engine's loop does not look at the link until the link is stirred (`fabric::stirred`).
     pub(crate) is_quiet: AtomicBool,
-    /// The loop is told what comes by it.
+    /// The epoll of the engine's loop watches the link's descriptor.
     pub(crate) is_watched: AtomicBool,
-    /// When its timers are due, while it is quiet, on the engine's clock.
+    /// When the link's timers are due, while the link is quiet, on the engine's clock.
     pub(crate) tick_at_ns: AtomicU64,
-    /// The link is suspect: the engine does without it until something is heard again.
+    /// The link is suspect: the engine does not use it until something is heard by it again.
     pub(crate) is_paused: AtomicBool,
     silence: Mutex<Silence>,
-    /// When it was made.
+    /// When the link was added.
     came: Instant,
     /// Why this link is gone.
     pub(super) lost: OnceLock<LossReason>,
-    /// The neighbour whose first link this is, until another one is known.
+    /// The neighbour whose first link this is. Not used any more when `further_of` is set.
     own: Arc<Neighbour>,
-    /// The neighbour that this is a further link to, and which path.
+    /// The neighbour that this is a further link to, and the number of the path.
     further_of: OnceLock<(Arc<Neighbour>, PathId)>,
 }
 
@@ -67,7 +68,7 @@ fn receive_budget(link: &dyn Link) -> usize {
 }
 
 impl Connection {
-    /// A link with that number, as the first one of a neighbour.
+    /// A link with that number, as the first one of a new neighbour.
     pub(super) fn new(id: PeerId, link: Arc<dyn Link>, permissions: Permissions) -> Arc<Self> {
         Arc::new_cyclic(|first| Self {
             id,
@@ -92,7 +93,7 @@ impl Connection {
         })
     }
 
-    /// Says that the link does not answer, or answers again.
+    /// Logs that the link does not answer, or answers again, if that is news.
     pub(crate) fn tell_of_silence(&self) {
         let (is_silent, now) = (self.is_paused.load(Ordering::Relaxed), Instant::now());
         let is_news = {
@@ -121,7 +122,7 @@ impl Connection {
         self.silence.lock().lasts()
     }
 
-    /// For how long it has been there.
+    /// Time since the link was added.
     pub(crate) fn age(&self) -> Duration {
         self.came.elapsed()
     }
@@ -131,13 +132,13 @@ impl Connection {
         self.further_of.get().map_or(&self.own, |(neighbour, _)| neighbour)
     }
 
-    /// The neighbour that the link began with: what is asked by this link before it is a further one, is asked
-    /// under its numbers.
+    /// The neighbour that the link began with. Questions that are asked by the link before it becomes a further one are
+    /// asked under the numbers of this neighbour.
     pub(crate) fn own(&self) -> &Neighbour {
         &self.own
     }
 
-    /// From now on it is a further link to that neighbour. False: it is one already.
+    /// Makes this a further link to that neighbour. False: it is a further link already.
     pub(super) fn set_further(&self, neighbour: &Arc<Neighbour>, path: PathId) -> bool {
         self.further_of.set((neighbour.clone(), path)).is_ok()
     }
@@ -160,17 +161,18 @@ impl Connection {
         self.lost.get().is_none() && (self.is_part() || self.own.loss().is_none())
     }
 
-    /// Why it is gone for good: of a first link, with all others of its neighbour.
+    /// Why the link is gone for good. A further link counts by itself. A first link counts as gone only when all links
+    /// of its neighbour are gone.
     pub fn loss(&self) -> Option<LossReason> {
         if self.is_part() { self.link_loss() } else { self.own.loss() }
     }
 
-    /// Why this link is gone, whatever others its neighbour has.
+    /// Why this link itself is lost, whether or not its neighbour has others.
     pub(crate) fn link_loss(&self) -> Option<LossReason> {
         self.lost.get().copied()
     }
 
-    /// Which node is at its other end, once it has said so.
+    /// Which node is at the other end, if it has introduced itself.
     pub fn identity(&self) -> Option<NodeIdentity> {
         Some(NodeIdentity::new(self.link.peer_key(), self.neighbour().life()?))
     }
@@ -180,12 +182,12 @@ impl Connection {
         self.link.peer_key()
     }
 
-    /// Whether the list permits that to the node at its other end.
+    /// Whether the list of keys gives the node at the other end this permission.
     pub fn permits(&self, permission: Permission) -> bool {
         self.permissions.lock().include(permission)
     }
 
-    /// What that node calls itself; harmless to show.
+    /// What the node at the other end calls itself. The text is harmless to show.
     pub fn name(&self) -> String {
         self.neighbour().name()
     }
@@ -195,7 +197,7 @@ impl Connection {
         self.link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(MAX_BLOCK_BYTES as usize) as u32
     }
 
-    /// The neighbour's link of that path, which may be this one.
+    /// The neighbour's link with that path number. To be called on the first link, which has number 0.
     pub(crate) fn by(self: Arc<Self>, path: PathId) -> Option<Arc<Self>> {
         if path == PathId(0) {
             return self.has_link().then_some(self);
@@ -208,13 +210,13 @@ impl Connection {
         !self.is_part() && self.own.has_several()
     }
 
-    /// The link that messages to its neighbour go by, which is this one where no other is better.
+    /// The link that messages to its neighbour go by: this one, unless another link is better.
     pub(crate) fn control_link(&self) -> Arc<dyn Link> {
         let other = if self.is_part() { None } else { self.own.control_link() };
         other.unwrap_or_else(|| self.link.clone())
     }
 
-    /// Whether messages to its neighbour wait in a suspect link.
+    /// Whether messages to its neighbour wait because the link for them is suspect.
     pub(crate) fn is_waiting(&self) -> bool {
         self.loss().is_none() && self.control_link().is_suspect()
     }

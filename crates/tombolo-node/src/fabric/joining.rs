@@ -1,4 +1,5 @@
-//! Joining other nodes: by one address, by several of the same node, and again by those that were lost.
+//! Joining other nodes: by one address, by several addresses of the same node, and again by addresses whose links were
+//! lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,7 @@ use crate::fabric::link_driver::{JoinError, LinkDriver};
 use crate::fabric::messages::{Reply, Request};
 use crate::fabric::paths::Token;
 
-/// Addresses of one node, joined by all of them.
+/// The links to one node that is joined by several of its addresses.
 #[derive(Debug)]
 pub struct Paths {
     first: Arc<Connection>,
@@ -20,18 +21,18 @@ pub struct Paths {
     routes: Vec<Route>,
 }
 
-/// One way to it.
+/// One address of the node, and the link by it.
 #[derive(Debug)]
 struct Route {
     address: Address,
     connection: Option<Arc<Connection>>,
-    /// Its loss has been told.
+    /// Whether the loss of the link has been told.
     told: bool,
     pause: Duration,
     try_at: Instant,
 }
 
-/// Introduces this node by a link that is up; the address is for messages.
+/// Introduces this node by a link that is up. The address is only for errors.
 pub(crate) fn join_over(
     driver: &dyn LinkDriver,
     link: Arc<dyn Link>,
@@ -52,7 +53,7 @@ pub(crate) fn join_over(
     }
 }
 
-/// Joins a node that was joined by the first of these addresses by the others, too.
+/// Joins a node by all of these addresses. It was joined by the first one already.
 pub(crate) fn join_again(
     driver: &dyn LinkDriver,
     first: &Arc<Connection>,
@@ -75,7 +76,7 @@ pub(crate) fn join_again(
     Ok(paths)
 }
 
-/// Connects once more to a neighbour.
+/// Connects to a neighbour by a further address, and adds the link as a path.
 pub(super) fn join_as_path(
     driver: &dyn LinkDriver,
     first: &Arc<Connection>,
@@ -87,7 +88,7 @@ pub(super) fn join_as_path(
     let link = tombolo_link::connect(address, security, timeout)?;
     let refused = |why: String| JoinError::Refused(address.clone(), why);
     let fabric = driver.fabric();
-    // What comes by it is the neighbour's from the start; what goes by it waits for the answer.
+    // Packets that come by the link count as the neighbour's from the start. Packets go by it only after the answer.
     let further = fabric.add_further(first.neighbour(), link);
     let further = further.ok_or_else(|| refused("it has too many links".into()))?;
     let joined = match driver.ask_by(&further, Request::BePath { token }, timeout) {
@@ -115,7 +116,7 @@ impl Route {
         self.connection.as_ref().is_some_and(up)
     }
 
-    /// Why it was lost, once.
+    /// Why the link was lost, if that has not been told yet.
     fn news(&mut self) -> Option<LossReason> {
         let lost = self.connection.as_ref().filter(|lost| !self.told && !lost.has_link())?;
         self.told = true;
@@ -134,8 +135,8 @@ impl Paths {
         self.routes.iter().filter(|route| route.is_up()).count()
     }
 
-    /// Has lost paths back as soon as it can, until the neighbour is lost or `stop` says so. Somebody
-    /// else drives the node meanwhile.
+    /// Restores lost paths as soon as it can, until the neighbour is lost or `stop` is set. Another thread must drive
+    /// the node meanwhile.
     pub fn keep<D: LinkDriver>(
         &mut self,
         node: &D,
@@ -166,7 +167,7 @@ impl Paths {
         }
     }
 
-    /// Tries what is lost and due once.
+    /// Tries once to restore each lost path whose time has come.
     fn mend(&mut self, driver: &dyn LinkDriver, security: &Security, timeout: Duration) {
         for route in &mut self.routes {
             if route.is_up() || Instant::now() < route.try_at {

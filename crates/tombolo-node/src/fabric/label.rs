@@ -1,13 +1,14 @@
-//! How peers are called, and text that other nodes choose and people read: names, versions, reasons.
+//! Labels of peers, and text that other nodes choose and people read: names, versions, reasons.
 //!
-//! It is made harmless where it is taken in, so that no terminal obeys it and no list is torn by it.
+//! Such text is made harmless where it is received, so that it can neither control a terminal nor spoil the lines of a
+//! list.
 
 use crate::fabric::connection::Connection;
 use crate::fabric::messages::Reply;
 
 /// The longest name of a node, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 64;
-/// The longest reason that a node gives.
+/// The longest reason that a node gives, in bytes.
 const MAX_REASON_BYTES: usize = 1024;
 /// What stands for a character that must not be shown.
 const SUBSTITUTE: char = '\u{FFFD}';
@@ -15,13 +16,13 @@ const SUBSTITUTE: char = '\u{FFFD}';
 /// Who a peer is, for people.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerLabel {
-    /// What it calls itself, once it has introduced itself.
+    /// What it calls itself, if it has introduced itself.
     pub name: Option<String>,
     /// The beginning of the key that it has proved, on a link that asks for keys.
     pub key: Option<String>,
     /// Its process, where the link knows.
     pub process_id: Option<u32>,
-    /// Its address, where it comes from another machine, or might.
+    /// Its address, if it is or may be on another machine.
     pub address: Option<String>,
 }
 
@@ -38,7 +39,7 @@ impl Connection {
     }
 }
 
-/// Whether a character does something to a terminal, or to the order of the text around it, or shows nothing.
+/// Whether a character controls a terminal, changes the order of the text around it, or is invisible.
 pub(crate) fn is_harmful(letter: char) -> bool {
     letter.is_control()
         || matches!(letter,
@@ -53,22 +54,22 @@ fn harmless(text: &str, max_bytes: usize) -> String {
     clean
 }
 
-/// The name of a node or a run, as it is kept and shown: nothing in it does anything to a terminal.
+/// Makes the name of a node or a run harmless, as it is kept and shown.
 pub fn name(text: &str) -> String {
     harmless(text, MAX_NAME_BYTES)
 }
 
-/// A reason that a peer gives, as it is shown.
+/// Makes a reason that a peer gives harmless, as it is shown.
 pub fn reason(text: &str) -> String {
     harmless(text, MAX_REASON_BYTES)
 }
 
-/// What a peer answers, with harmless text.
+/// A peer's reply with harmless text.
 pub(crate) fn reply(reply: Reply) -> Reply {
     match reply {
         Reply::Failed(text) => Reply::Failed(reason(&text)),
         Reply::Introduced { name: label, life } => Reply::Introduced { name: name(&label), life },
-        // The text in a status is made harmless when that is parsed.
+        // The text in a status is made harmless when the status is parsed.
         other => other,
     }
 }

@@ -1,8 +1,8 @@
-//! Which life of a node this is.
+//! The lives of nodes: a random number for each.
 //!
-//! A node that is started again has the name, the address and the key that it had before, but none of its
-//! memory and none of its grants. So each life has a random number, which nodes tell each other when they
-//! introduce themselves, over links of every kind; two nodes of one user on one machine differ by it, too.
+//! A node that is started again has the name, the address and the key that it had before, but none of its memory and
+//! none of its grants. So each life has a random number. Nodes tell each other this number when they introduce
+//! themselves, over links of every kind. The number also tells two nodes of one user on one machine apart.
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -13,14 +13,14 @@ use tombolo_link::PublicKey;
 #[error("no random numbers")]
 pub(crate) struct NoRandomNumbers;
 
-/// Tells the lives of nodes apart: random.
+/// The random number that identifies one life of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Life(pub [u8; 16]);
 
 /// Bytes that nobody can guess.
 pub(crate) fn random<const BYTES: usize>() -> Result<[u8; BYTES], NoRandomNumbers> {
     let mut bytes = [0; BYTES];
-    // The kernel's: the library for encryption takes 37 ms for its first ones.
+    // From the kernel: the encryption library takes 37 ms for its first random bytes.
     if getrandom(&mut bytes[..], GetRandomFlags::empty()) != Ok(BYTES) {
         return Err(NoRandomNumbers);
     }
@@ -33,13 +33,12 @@ impl Life {
     }
 }
 
-/// Which node a neighbour is, as one node can tell another. Names are for people, and any node can choose
-/// any name.
+/// Identifies a node in a message to a third node. A name would not do, because any node can choose any name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeIdentity {
     /// The key that it has proved, where the link asks for keys.
     pub key: Option<[u8; 32]>,
-    /// Which life of it.
+    /// Its life.
     pub life: Life,
 }
 
@@ -48,8 +47,8 @@ impl NodeIdentity {
         Self { key: key.map(|key| key.to_bytes()), life }
     }
 
-    /// Whether both may be the same node: the same life, and no two different keys. A key is missing where
-    /// one of two nodes knows it over shared memory.
+    /// Whether both may be the same node: the same life, and no two different keys. A key is missing if one of two
+    /// nodes knows the node over shared memory.
     pub(crate) fn may_be(&self, other: &Self) -> bool {
         self.life == other.life && (self.key == other.key || self.key.is_none() || other.key.is_none())
     }

@@ -25,7 +25,7 @@ pub trait LinkDriver: Send + Sync {
         timeout: Duration,
     ) -> Result<Answer, AskError>;
 
-    /// A link is gone, and with the last one its neighbour.
+    /// Marks a link as lost, and with its last link the neighbour.
     #[doc(hidden)]
     fn mark_lost(&self, connection: &Arc<Connection>, reason: LossReason);
 
@@ -57,36 +57,37 @@ impl<D: LinkDriver> LinkDriver for Arc<D> {
     }
 }
 
-/// Asking a peer for something failed.
+/// Why a question to a peer failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// The peer is gone.
     #[error("{0}")]
     Lost(LossReason),
-    /// It does not answer.
+    /// The peer did not answer in time.
     #[error("no answer within {} s", .0.as_secs())]
     TimedOut(Duration),
     /// The link did not take the question.
     #[error("cannot ask: {0}")]
     Send(SendError),
-    /// The one who asked does not want to know any more.
+    /// The caller does not want the answer any more.
     #[error("interrupted")]
     Interrupted,
-    /// Nobody knows whether the question has arrived, and it must not be asked twice.
+    /// The link that the question was sent by is lost. It is unknown whether the question has arrived, and it must not
+    /// be asked twice.
     #[error("the link that it was asked by is gone, others are left")]
     PathLost,
 }
 
-/// Another node was not joined.
+/// Why another node was not joined.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// No node there.
+    /// No link to the node could be opened.
     #[error("{0}")]
     Open(#[from] OpenError),
-    /// It does not answer.
+    /// The node got no introduction through: see the inner error.
     #[error("node {0}: {1}")]
     Ask(Address, AskError),
-    /// It refused.
+    /// The node refused.
     #[error("node {0} refused: {1}")]
     Refused(Address, String),
 }

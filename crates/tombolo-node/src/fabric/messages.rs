@@ -20,165 +20,168 @@ pub enum Message {
 /// Version 1.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MessageV1 {
-    /// Something is asked; the answer bears the same number.
+    /// A question. Its answer bears the same number.
     Ask {
         /// Chosen by the asker, unique on its side of the link.
         number: u32,
-        /// What.
+        /// What is asked.
         request: Request,
     },
-    /// The answer to a request of that number.
+    /// The answer to a question.
     Answer {
-        /// The request's.
+        /// The number of the question.
         number: u32,
-        /// What is answered.
+        /// The answer itself.
         reply: Reply,
     },
 }
 
-/// What can be asked.
+/// What a node can ask of another one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Who asks. Said once for each link, before anything is asked for.
+    /// Introduces the asking node. Comes first on a link, before requests that depend on which node asks.
     Introduce {
         /// Name of the asking node, for people.
         name: String,
-        /// Which life of it.
+        /// Its life.
         life: Life,
     },
-    /// Lend memory.
+    /// Asks for memory to borrow. Answered with [`Reply::Lent`] or [`Reply::TooMuch`].
     Lend {
-        /// How much, in bytes; a multiple of the page size.
+        /// Length in bytes: a multiple of the page size.
         bytes: u64,
     },
-    /// A segment is not needed any more.
+    /// Releases a segment that the asking node does not need any more.
     Release {
-        /// Which.
+        /// The segment, by its number on this link.
         segment: u16,
     },
-    /// How are you? As much as fits into an answer.
+    /// Asks for the status of the node. An answer holds one part of it.
     Status {
-        /// Where to go on: 0, or what the last answer said.
+        /// The first entry of the part: 0, or `next` of the last answer.
         from: u64,
-        /// With the counters.
+        /// Whether the counters are wanted, too.
         counters: bool,
     },
-    /// Move bytes of a program of yours. Answered with [`Reply::Carried`] when that is over.
+    /// Asks for a third-party transfer of bytes of a program at the node that is asked. Answered with
+    /// [`Reply::Carried`] when the transfer has ended.
     Carry(Box<Carriage>),
-    /// Give me an empty segment to fill, through the engine, with what is to have a name.
+    /// Asks for an empty segment. The asking node fills it through the engine and then publishes it under a name.
     Create {
-        /// How many bytes it is to have; any number.
+        /// Length of the segment in bytes: any number.
         bytes: u64,
     },
-    /// What was to be filled is full: from now on this is its name, and not that of what had it.
-    /// The segment is the asker's no more, whatever is answered.
+    /// Gives a name to a segment that the asking node has filled. A segment that had the name before loses it. Whatever
+    /// the answer, the asking node does not hold the segment any more.
     Publish {
-        /// Which.
+        /// The segment, by its number on this link.
         segment: u16,
-        /// As [`SegmentName`](crate::SegmentName) has it.
+        /// The name, as a [`SegmentName`](crate::SegmentName) is written.
         name: String,
-        /// Of the bytes that were to come.
+        /// Checksum of the bytes that the asking node has sent.
         checksum: Checksum,
     },
-    /// What has this name?
+    /// Asks which segment has this name.
     Find {
-        /// Which.
+        /// The name.
         name: String,
     },
-    /// Let me read what has this name, until I release it.
+    /// Asks to read the segment with this name, until the asking node releases it.
     Open {
-        /// Which.
+        /// The name.
         name: String,
     },
-    /// What has names? As many as fit into an answer.
+    /// Asks for the named segments, as many as fit into an answer.
     List {
-        /// Of the names after this one.
+        /// Only names that come after this one; `None`: from the first name on.
         after: Option<String>,
     },
-    /// Nothing is to have this name any more.
+    /// Takes the name away from the segment that has it.
     Delete {
-        /// Which.
+        /// The name.
         name: String,
     },
-    /// What further links to you must show, to be paths of this one's peer.
+    /// Asks for the token that further links must show to become paths of this link's peer.
     PathToken,
-    /// This link is another path of the peer with that token.
+    /// Makes this link another path of the peer that was given that token.
     BePath {
-        /// As it was given.
+        /// The token, from [`Reply::PathToken`].
         token: [u8; 16],
     },
-    /// Who are you? Answered with [`Reply::Introduced`]; says nothing of the asker.
+    /// Asks which node answers. Answered with [`Reply::Introduced`]. It does not introduce the asking node.
     Identify,
-    /// Who asks, as [`Request::Introduce`] says it, and wants this link to be the one between the two nodes.
-    /// Answered with [`Reply::Introduced`] or [`Reply::JoinedAlready`].
+    /// Introduces the asking node, as [`Request::Introduce`] does, and asks that this link be the one that joins the
+    /// two nodes. Answered with [`Reply::Introduced`] or [`Reply::JoinedAlready`].
     Join {
         /// Name of the asking node, for people.
         name: String,
-        /// Which life of it.
+        /// Its life.
         life: Life,
-        /// It was answered that there is a link already, and has none.
+        /// The asking node was refused because of a link that exists already, but it has none.
         insists: bool,
     },
-    /// Let a program of mine map this window of a program of yours. Answered with [`Reply::Window`].
+    /// Asks that a program of the asking node may map a window of a program of the node that is asked. Answered with
+    /// [`Reply::Window`].
     MapWindow {
-        /// Whose, as on the wire.
+        /// The domain that the window is in, as on the wire.
         domain: u16,
-        /// Where it begins there.
+        /// Where the window begins in its domain.
         address: u64,
     },
-    /// Are you about to end? Answered with [`Reply::Ending`]. A borrower asks that now and then, and moves what it has
-    /// there elsewhere in time.
+    /// Asks whether the node is about to end. Answered with [`Reply::Ending`]. A borrower asks this now and then, so
+    /// that it can move its pages elsewhere in time.
     IsEnding,
-    /// Let this node write to you on my behalf, of what it has: I ask it for transfers to you. Answered with [`Reply::Done`].
+    /// Lets another node, the carrier, write to the node that is asked, on behalf of the asking node: the asking node
+    /// asks the carrier for transfers there. Answered with [`Reply::Done`].
     LetCarry {
-        /// Which, a neighbour of both.
+        /// The carrier: a neighbour of both nodes.
         carrier: NodeIdentity,
     },
-    /// This node has asked me for transfers to you: under which number do I write on its behalf? Answered with
-    /// [`Reply::Asker`].
+    /// Sent by a carrier: asks for the number under which it writes to this node on behalf of a third node, which has
+    /// asked the carrier for transfers. Answered with [`Reply::Asker`].
     WriteFor {
-        /// Which, a neighbour of both.
+        /// The third node: a neighbour of both nodes.
         asker: NodeIdentity,
     },
 }
 
-/// A transfer that the node with its source is asked to make.
+/// A third-party transfer, as the node that has the source is asked for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Carriage {
-    /// The node that they go to; None: they stay at the node that is asked.
+    /// The node that the bytes go to; `None`: they stay at the node that is asked.
     pub to: Option<NodeIdentity>,
-    /// Whose bytes, as on the wire.
+    /// Domain of the source, as on the wire.
     pub source_domain: u16,
-    /// Where they are.
+    /// Address of the source in its domain.
     pub source_address: u64,
-    /// Whose memory they go to, as on the wire.
+    /// Domain of the destination, as on the wire.
     pub destination_domain: u16,
-    /// Where they go.
+    /// Address of the destination in its domain.
     pub destination_address: u64,
-    /// How many.
+    /// Number of bytes.
     pub size_bytes: u32,
-    /// Where two words are written then, and which.
+    /// A notification: its address, its first word and its last word.
     pub notification: Option<[u64; 3]>,
     /// Its class: 0 high, 1 medium, 2 low.
     pub class: Option<u8>,
 }
 
-/// What can be answered.
+/// The answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     /// Done.
     Done,
-    /// Memory is lent. On a link with windows its descriptor comes along.
+    /// Memory is lent. On a link with windows, the memory's descriptor comes along.
     Lent {
-        /// Its number on this link; also the protection domain of its transfers.
+        /// Number of the segment on this link, and the protection domain of its transfers.
         segment: u16,
     },
-    /// Not so much can be lent.
+    /// Less memory can be lent than was asked for.
     TooMuch {
-        /// What could be.
+        /// How many bytes can be lent.
         free_bytes: u64,
     },
-    /// How the node is: a part of it.
+    /// A part of the node's status.
     Status {
         /// The part, as [`NodeStatus`](crate::NodeStatus) in JSON.
         part: String,
@@ -187,63 +190,64 @@ pub enum Reply {
     },
     /// The request could not be carried out.
     Failed(String),
-    /// The transfer has ended; why it failed, if it did (`tombolo_channel::Failure::code`).
+    /// The transfer has ended. If it failed: the `tombolo_channel::Failure::code`.
     Carried(Option<u64>),
-    /// Welcome; who answers.
+    /// Introduces the answering node, and accepts the introduction of the asking node, if there was one.
     Introduced {
         /// Name of the answering node, for people.
         name: String,
-        /// Which life of it.
+        /// Its life.
         life: Life,
     },
-    /// What has the name that was asked for.
+    /// The segment with the name that was asked for.
     Found(NamedSegment),
-    /// The segment with the name that was asked for; it can be read.
+    /// The segment with the name that was asked for can be read now.
     Opened {
-        /// Its number on this link; also the protection domain of its transfers.
+        /// Number of the segment on this link, and the protection domain of its transfers.
         segment: u16,
-        /// What it is.
+        /// Its description.
         found: NamedSegment,
     },
-    /// What has names.
+    /// Named segments.
     Names {
-        /// In the order of the names.
+        /// The segments, in the order of their names.
         segments: Vec<NamedSegment>,
-        /// There are more after the last.
+        /// Whether there are more after the last of these.
         more: bool,
     },
-    /// Nothing has that name.
+    /// No segment has that name.
     NoSuchName,
-    /// Not what was to come has come.
+    /// The bytes that have arrived are not those that were sent.
     Mismatch {
-        /// Of what has come.
+        /// Checksum of the bytes that have arrived.
         checksum: Checksum,
     },
-    /// What further links are to show.
+    /// The token that further links must show.
     PathToken([u8; 16]),
-    /// There is a link between the two nodes, and this one is to be closed; who answers.
+    /// Refuses this link, because the two nodes have one already: this one is to be closed. The life is that of the
+    /// answering node.
     JoinedAlready {
-        /// Which life of it.
+        /// Its life.
         life: Life,
     },
-    /// A window. Its descriptor comes along, and that of its state.
+    /// A window. Two descriptors come along: that of its memory and that of its state.
     Window {
-        /// How large it is.
+        /// Length of the window.
         bytes: u64,
         /// Whether it may be written.
         is_writable: bool,
     },
-    /// The node ends in so many seconds at the latest; `None`: it is not about to end.
+    /// Whether the node is about to end.
     Ending {
-        /// See there.
+        /// In how many seconds it ends at the latest; `None`: it is not about to end.
         within_s: Option<u64>,
     },
-    /// The number under which the node that asks writes on another one's behalf: what is written under it is granted to
-    /// that one, or is refused.
+    /// The number under which the carrier that asks writes on behalf of the third node. A write under it is refused
+    /// unless the third node has a grant for it.
     Asker(u16),
 }
 
-/// The SHA-256 of a segment's bytes: what `sha256sum` prints for a file with the same.
+/// The SHA-256 of a segment's bytes: what `sha256sum` prints for a file with the same bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checksum(pub [u8; 32]);
 
@@ -266,23 +270,23 @@ pub struct NamedSegment {
     pub name: String,
     /// How many bytes it has.
     pub bytes: u64,
-    /// Their checksum.
+    /// Checksum of its bytes.
     pub checksum: Checksum,
     /// For how many seconds it has had the name.
     pub age_s: u64,
 }
 
 impl Request {
-    /// Whether it may be asked again, under its number and by another link, when nobody knows if it has
-    /// arrived. [`Self::Carry`] is by itself.
+    /// Whether the request may be sent again, under its number and by another link, when it is unknown whether it has
+    /// arrived. False for [`Self::Carry`], which is repeated in a way of its own (`fabric::third_party`).
     pub(crate) fn may_be_repeated(&self) -> bool {
         !matches!(self, Self::BePath { .. } | Self::Join { .. } | Self::Carry(_))
     }
 
-    /// Whether what is asked must be done only once, however often it comes under one number.
+    /// Whether the request must be carried out only once, however often it arrives under one number.
     pub(crate) fn is_for_once(&self) -> bool {
         match self {
-            // What is lent twice would be held until the end of the links, and what there is may not do for two.
+            // A second segment would be held until the last link ends, and there may not be memory for two.
             Self::Lend { .. } | Self::Create { .. } | Self::Open { .. } => true,
             Self::Publish { .. } | Self::Delete { .. } => true,
             Self::Introduce { .. }
@@ -355,7 +359,7 @@ mod tests {
         for length in 0..64 {
             let mut bytes = vec![0; length];
             random.fill(&mut bytes);
-            // Random bytes may spell a message; they must not do worse.
+            // Random bytes may happen to be a message. Decoding them must not panic.
             let _ = Message::decode(&bytes);
         }
         assert_eq!(Message::decode(&[]), Err(MalformedMessage));

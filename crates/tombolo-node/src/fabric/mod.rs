@@ -1,12 +1,12 @@
 //! The fabric: links to other nodes, and which nodes are at their other ends.
 //!
-//! It owns the table of links with the engine that sends by them ([`table`]), the state of each link
-//! ([`connection`]), the nodes at the other ends ([`neighbour`]) with their identities and numbers, what is
-//! permitted to them ([`admission`]), and what nodes say to each other ([`messages`]). It joins wanted nodes and
-//! keeps them joined ([`neighbourhood`], [`joining`], [`wanted`]), says when one does not answer ([`silence`]), and has the
-//! form in which a node tells how it is ([`status`]).
+//! It owns the table of links with the engine that sends by them ([`table`]), the state of each link ([`connection`]),
+//! the nodes at the other ends ([`neighbour`]) with their identities and numbers, the decision whether a request is
+//! permitted ([`admission`]), and the messages between nodes ([`messages`]). It joins wanted nodes and keeps them
+//! joined ([`neighbourhood`], [`joining`], [`wanted`]), decides when to tell that one is silent ([`silence`]), and
+//! defines the form of a node's status ([`status`]).
 //!
-//! It calls no other room. What it needs of the node that drives its links stands in [`link_driver`].
+//! It calls no other room. [`link_driver`] is the trait by which it uses the node that drives its links.
 
 pub(crate) mod admission;
 pub(crate) mod answered;

@@ -26,18 +26,18 @@ pub(crate) struct Neighbour {
     pub(crate) id: PeerId,
     /// What it is called, for people: any node can choose any name.
     name: Mutex<String>,
-    /// Which life of a node it is, once it has introduced itself.
+    /// Which life of a node it is, as soon as it has introduced itself.
     life: OnceLock<Life>,
-    /// Open questions to it, with their answers once they are there.
+    /// Open questions to it by number, with the answers that have come.
     answers: Mutex<HashMap<u32, Option<Answer>>>,
     next_number: AtomicU32,
-    /// Tasks of the pool that are carried out for it, with an answer at the end.
+    /// Number of tasks that the thread pool carries out for it, each with an answer at its end.
     pub(crate) open_tasks: AtomicU32,
     /// Why all of its links are gone.
     lost: OnceLock<LossReason>,
-    /// What was lent to it and came back when it was forgotten, in bytes.
+    /// Bytes that were lent to it and came back when it was forgotten.
     pub(crate) returned_bytes: AtomicU64,
-    /// What further links must show to lead to it.
+    /// The token that further links to it must show.
     token: OnceLock<Token>,
     /// The neighbourhood dials it, and reports on it to people.
     pub(crate) is_wanted: AtomicBool,
@@ -64,7 +64,8 @@ impl Neighbour {
         })
     }
 
-    /// It says what it is called and which life of a node it is: once, or the same again.
+    /// Notes the name and the life with which it introduces itself. If it introduces itself again, both must be the
+    /// same.
     pub(super) fn introduce(&self, name: &str, life: Life) -> Result<(), String> {
         let name = label::name(name);
         let mut known = self.name.lock();
@@ -83,7 +84,7 @@ impl Neighbour {
         self.name.lock().clone()
     }
 
-    /// Which life of a node it is, once it has said so.
+    /// Which life of a node it is, if it has introduced itself.
     pub(crate) fn life(&self) -> Option<Life> {
         self.life.get().copied()
     }
@@ -93,7 +94,7 @@ impl Neighbour {
         self.lost.get().copied()
     }
 
-    /// All of its links are gone. False: that is known.
+    /// Notes that all of its links are gone. False: that was noted before.
     pub(super) fn set_lost(&self, reason: LossReason) -> bool {
         self.lost.set(reason).is_ok()
     }
@@ -103,7 +104,7 @@ impl Neighbour {
         self.first.upgrade()
     }
 
-    /// Whether its first link can be used.
+    /// Its first link, if that can be used.
     pub(super) fn first_if_up(&self) -> Option<Arc<Connection>> {
         self.first().filter(|first| first.has_link())
     }
@@ -113,11 +114,11 @@ impl Neighbour {
         self.loss().is_none() && !self.further.read().is_empty()
     }
 
-    /// The link that messages are sent by: the first that is there and not suspect, or the first that is there.
+    /// The link that messages are sent by: the first one that is up and not suspect, or else the first one that is up.
     /// `None` if all are lost.
     pub(crate) fn control_link(&self) -> Option<Arc<dyn Link>> {
         let chosen = self.control_connection()?;
-        // What is about to be sent may have to be sent again, soon.
+        // The message may have to be sent again, so the link's timers must be looked at soon.
         chosen.tick_at_ns.store(0, Ordering::Relaxed);
         Some(chosen.link.clone())
     }
@@ -132,7 +133,7 @@ impl Neighbour {
         good.or(first).or_else(|| further.first().cloned())
     }
 
-    /// Its links that are there.
+    /// Its links that are not lost.
     pub(crate) fn links(&self) -> Vec<Arc<Connection>> {
         self.first_if_up().into_iter().chain(self.further.read().iter().cloned()).collect()
     }
@@ -143,12 +144,12 @@ impl Neighbour {
             && self.further.read().iter().all(|further| further.link.is_suspect())
     }
 
-    /// What further links to it must show, if that was asked for.
+    /// The token that further links to it must show, if there is one yet.
     pub(super) fn known_token(&self) -> Option<&Token> {
         self.token.get()
     }
 
-    /// What further links to it must show.
+    /// The token that further links to it must show, which the first call makes. `None`: there are no random numbers.
     pub(super) fn token(&self) -> Option<Token> {
         if let Some(token) = self.token.get() {
             return Some(*token);
@@ -168,7 +169,7 @@ impl Neighbour {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A question is open until [`Neighbour::close_question`].
+    /// Notes a question as open, until [`Neighbour::close_question`].
     pub(crate) fn open_question(&self, number: u32) {
         self.answers.lock().insert(number, None);
     }
@@ -177,12 +178,13 @@ impl Neighbour {
         self.answers.lock().remove(&number);
     }
 
-    /// The answer to an open question, once it is there.
+    /// The answer to an open question, if it has come.
     pub(crate) fn take_answer(&self, number: u32) -> Option<Answer> {
         self.answers.lock().get_mut(&number)?.take()
     }
 
-    /// An answer has come. False: nobody has asked, and it is dropped, or a peer could fill our memory.
+    /// Stores the answer to an open question. False: no question with that number is open. The answer is dropped then,
+    /// or a peer could fill this node's memory.
     pub(crate) fn answered(&self, number: u32, reply: impl FnOnce() -> Answer) -> bool {
         let mut answers = self.answers.lock();
         let Some(open) = answers.get_mut(&number) else { return false };

@@ -1,8 +1,8 @@
-//! The nodes that this one is to be joined to: what carries out the decisions of
-//! [`tombolo_core::fabric::neighbour`].
+//! Keeps this node joined to the nodes that it wants: carries out the decisions of [`tombolo_core::fabric::neighbour`].
 //!
-//! Dials take long, so each is made on a thread of its own; what happens to links is told by whoever drives them,
-//! and waits here in a queue. Nothing in here holds up the engine's loop, whatever the other nodes do.
+//! Dials take long, so each is made on a thread of its own. The threads that drive links report what happens to the
+//! links, and the reports wait here in a queue. So nothing in here holds up the engine's loop, whatever the other nodes
+//! do.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,7 +30,7 @@ use crate::fabric::messages::{Message, MessageV1, Reply, Request};
 use crate::fabric::table::Fabric;
 use crate::fabric::wanted::WantedNeighbours;
 
-/// Questions to be joined that wait at once; beyond, they are refused and asked again.
+/// Most requests to be joined that wait at once. Further ones are refused, and their senders ask again.
 const MAX_JOINING: usize = 256;
 
 /// What has happened to a neighbour, for people.
@@ -38,48 +38,48 @@ const MAX_JOINING: usize = 256;
 pub enum NeighbourEvent<'a> {
     /// The neighbour is joined: the first time, or again.
     Joined {
-        /// As it was named.
+        /// Its first address, as it was named.
         address: &'a Address,
         /// What it calls itself.
         name: String,
-        /// Not for the first time.
+        /// Whether it was joined before.
         again: bool,
     },
     /// Its last link is lost.
     Lost {
-        /// As it was named.
+        /// Its first address, as it was named.
         address: &'a Address,
         /// Why.
         reason: String,
     },
-    /// It cannot be joined now, for a reason that was not told since it was joined the last time. It is tried
-    /// again.
+    /// The neighbour cannot be joined now by one of its addresses. It is tried again. Told only if the reason differs
+    /// from the last one for that address since the neighbour was last joined.
     Failed {
-        /// By this address of it.
+        /// The address that was tried.
         address: &'a Address,
         /// Why.
         reason: String,
     },
-    /// It is joined, and cannot be reached by this further address now, for a reason that was not told since it
-    /// could be the last time. It is tried again.
+    /// The neighbour is joined, but cannot be reached by this further address now. The address is tried again. Told
+    /// only if the reason differs from the last one since the address could be reached.
     PathFailed {
-        /// By this address of it.
+        /// The address that was tried.
         address: &'a Address,
         /// Why.
         reason: String,
     },
 }
 
-/// What became of an attempt to have another path to a neighbour.
+/// Outcome of an attempt to add a path to a neighbour.
 #[derive(Debug)]
 enum PathOutcome {
     Up(Arc<Connection>),
-    /// There are enough, or the neighbour is lost.
+    /// The neighbour has enough paths, or is lost.
     NotNeeded,
     Failed(String),
 }
 
-/// What is reported of links.
+/// A report of what happened to a link or a dial.
 #[derive(Debug)]
 enum Report {
     Event(Event),
@@ -87,7 +87,7 @@ enum Report {
     Failed(Dial, String),
     /// A peer asks to be joined by this link; whether it insists.
     Came(Arc<Connection>, Joining, bool),
-    /// Another path is up, or is not.
+    /// An attempt to add a path has ended.
     Path(Dial, PathOutcome),
 }
 
@@ -95,30 +95,30 @@ enum Report {
 #[derive(Debug)]
 pub(crate) struct LinkReports {
     sender: Sender<Report>,
-    /// Peers that wait to be joined.
+    /// Number of peers that wait to be joined.
     joining: Mutex<usize>,
-    /// How those are that are wanted.
+    /// The state of the neighbours that are wanted.
     wanted: Arc<WantedNeighbours>,
 }
 
 impl LinkReports {
-    /// Nobody listens any more when the node stops.
+    /// Queues a report. When the node stops, the queue has no receiver any more, and the report is dropped.
     fn send(&self, report: Report) {
         let _ = self.sender.send(report);
     }
 
-    /// A peer is lost, with all its links.
+    /// Reports that a peer is lost, with all its links.
     pub(crate) fn lost(&self, peer: PeerId) {
         self.send(Report::Event(Event::Lost(LinkId(peer.0))));
     }
 
-    /// Nothing is heard of a peer, by none of its links; or again.
+    /// Reports that a peer is silent on all its links, or is heard again.
     pub(crate) fn suspected(&self, peer: PeerId, is_suspect: bool) {
         self.send(Report::Event(Event::Suspected(LinkId(peer.0), is_suspect)));
     }
 }
 
-/// Asks to be joined.
+/// A peer's request to be joined, while it waits for its answer.
 #[derive(Debug)]
 struct Joining {
     number: u32,
@@ -126,7 +126,7 @@ struct Joining {
     life: Life,
 }
 
-/// The neighbours that a node wants, and what keeps them.
+/// Keeps a node joined to the neighbours that it wants.
 pub struct Neighbourhood {
     driver: Arc<dyn LinkDriver>,
     wanted: Vec<Vec<Address>>,
@@ -134,34 +134,34 @@ pub struct Neighbourhood {
     reports: Receiver<Report>,
     sender: Sender<Report>,
     seed: u64,
-    /// Links that wait for the answer whether they are joined.
+    /// Links whose requests to be joined wait for answers.
     joining: HashMap<LinkId, (Arc<Connection>, Joining)>,
-    /// The peers that neighbours are now, or were until just now.
+    /// The peer that each joined neighbour is. After a loss it stays until the loss is reported.
     reached: HashMap<NeighbourId, Arc<Connection>>,
-    /// Paths of neighbours beside the first link, by their addresses.
+    /// Paths of neighbours beside the first link, by the index of the address.
     paths: HashMap<(NeighbourId, usize), Arc<Connection>>,
-    /// By which address a neighbour's first link was dialed.
+    /// Index of the address by which a neighbour's first link was dialed, and that link.
     firsts: HashMap<NeighbourId, (usize, LinkId)>,
-    /// How they are, for whoever asks this node.
+    /// The state of the neighbours, for the node's status.
     known: Arc<WantedNeighbours>,
 }
 
 fn proof_of(link: &dyn Link) -> Proof {
     match (link.peer_key(), link.peer_process_identity()) {
         (Some(key), _) => Proof::Key(key.to_bytes()),
-        // The kernel says 0 of a process in another pid namespace.
+        // The kernel names a process in another pid namespace by the number 0.
         (None, Some((process, began))) if process != 0 => Proof::Process(process, began),
         (None, _) => Proof::Nothing,
     }
 }
 
 impl Fabric {
-    /// How those are that this node is to be joined to, if somebody keeps them.
+    /// The state of the neighbours that this node wants, if it has a neighbourhood.
     pub(crate) fn wanted(&self) -> Option<&WantedNeighbours> {
         self.reports.get().map(|reports| &*reports.wanted)
     }
 
-    /// A peer asks to be joined by this link, as a neighbour that it wants. `None`: it is answered later.
+    /// Handles a peer's request to be joined by this link. `None`: it is answered later.
     pub(crate) fn ask_to_be_joined(
         &self,
         connection: &Arc<Connection>,
@@ -171,7 +171,7 @@ impl Fabric {
         insists: bool,
     ) -> Option<Reply> {
         let Some(reports) = self.reports.get() else {
-            // Nobody keeps the neighbours of this node: links stay as they come.
+            // This node has no neighbourhood: it accepts links as they come.
             return Some(self.introduce(connection, &name, life));
         };
         let mut joining = reports.joining.lock();
@@ -230,7 +230,7 @@ fn identify(driver: &dyn LinkDriver, address: &Address, security: &Security) -> 
     }
 }
 
-/// Asks who answers at a neighbour's address.
+/// Asks which node answers at a neighbour's address: the same life as at `connection`, or the next one.
 pub(crate) fn who_answers(
     driver: &dyn LinkDriver,
     connection: &Arc<Connection>,
@@ -238,7 +238,7 @@ pub(crate) fn who_answers(
     security: &Security,
 ) -> Who {
     match connection.identity().zip(identify(driver, address, security)) {
-        // Only the same key, or the kernel, says whose next life it is.
+        // Only the same key, or the same process by the kernel's word, proves that this is a life of the same node.
         Some((known, found)) if found.proof == proof_of(&*connection.link) => {
             if found.life == known.life.0 {
                 Who::Same
@@ -287,8 +287,8 @@ impl Neighbourhood {
         self.driver.fabric()
     }
 
-    /// What keeps these neighbours, each with its addresses, of a node that has no peers yet: the first numbers
-    /// are theirs. Nothing happens before [`Neighbourhood::keep`].
+    /// A neighbourhood for these neighbours, each with its addresses. The node must have no peers yet, because the
+    /// neighbours get the first numbers. Nothing happens before [`Neighbourhood::keep`].
     pub fn new<D: LinkDriver + 'static>(
         node: &Arc<D>,
         wanted: Vec<Vec<Address>>,
@@ -320,7 +320,8 @@ impl Neighbourhood {
         })
     }
 
-    /// Joins them, and joins again those that are lost, until `stop` says so; others serve the node meanwhile.
+    /// Joins the neighbours, and joins lost ones again, until `stop` is set. Other threads must serve the node
+    /// meanwhile.
     pub fn keep(mut self, stop: &AtomicBool, told: &dyn Fn(NeighbourEvent<'_>)) {
         let addresses: Vec<usize> = self.wanted.iter().map(Vec::len).collect();
         let looks = addresses.iter().any(|count| *count > 1);
@@ -354,7 +355,7 @@ impl Neighbourhood {
         };
         machine.handle(self.fabric().now(), event);
         self.act(machine, told);
-        // It may have been lost before it was known here.
+        // The link may have been lost before it was known here.
         if let Some(link) = newcomer
             && self.fabric().connection(PeerId(link.0)).is_none_or(|peer| peer.loss().is_some())
         {
@@ -369,7 +370,7 @@ impl Neighbourhood {
         }
     }
 
-    /// What a report means.
+    /// The event that a report means to the machine. Failures are told to people on the way.
     fn event_of(&mut self, report: Report, told: &dyn Fn(NeighbourEvent<'_>)) -> Event {
         match report {
             Report::Event(event) => event,
@@ -396,7 +397,7 @@ impl Neighbourhood {
                         self.known.reached(neighbour, address);
                         self.paths.insert((neighbour, address), path);
                     }
-                    // It is there by others.
+                    // The neighbour has enough paths by other addresses, or is lost.
                     PathOutcome::NotNeeded => self.known.reached(neighbour, address),
                     PathOutcome::Failed(reason) => {
                         if self.known.note_failure(neighbour, address, &reason)
@@ -415,8 +416,8 @@ impl Neighbourhood {
         self.wanted.get(neighbour.0 as usize)?.get(address)
     }
 
-    /// Does something that takes long on a thread of its own, and tells what came of it. Where there is no
-    /// thread, the dial has failed.
+    /// Does the work of a dial on a thread of its own, and queues the report that the work returns. If the thread
+    /// cannot be started, queues the report that `failed` returns.
     fn on_a_thread(
         &self,
         dial: Dial,
@@ -425,7 +426,7 @@ impl Neighbourhood {
     ) {
         let Some(address) = self.address(dial.neighbour(), dial.address()).cloned() else { return };
         let (driver, security, sender) = (self.driver.clone(), self.security.clone(), self.sender.clone());
-        // The dial goes along, and comes back if the thread cannot be started.
+        // The thread takes the dial. If the thread cannot be started, the dial is taken back here.
         let shared = Arc::new(Mutex::new(Some(dial)));
         let taken = shared.clone();
         let started = std::thread::Builder::new().name("dial".into()).spawn(move || {
@@ -487,7 +488,7 @@ impl Neighbourhood {
             Reply::JoinedAlready { life: fabric.life() }
         };
         let message = Message::V1(MessageV1::Answer { number, reply }).encode();
-        // If this is not taken, the other side asks again by another link.
+        // If the link does not take the answer, the other side asks again by another link.
         let _ = connection.link.send_control(&message, &[]);
     }
 
@@ -503,7 +504,7 @@ impl Neighbourhood {
                 numbers.assign(number, Some((first.id, &*first.link, life)));
                 self.reached.insert(neighbour, first);
             }
-            // It is lost already; that is told next.
+            // There is no link, or it is lost already. The loss is told next.
             None => numbers.assign(number, None),
         }
     }
@@ -540,7 +541,7 @@ impl Neighbourhood {
         let first = self.fabric().connection(PeerId(link.0));
         let ways = self.wanted.get(dial.neighbour().0 as usize);
         let wants_more = first.as_ref().zip(ways).is_some_and(|(first, ways)| {
-            // The other side may have dialed some.
+            // The other side may have added paths, too.
             first.neighbour().further.read().len() + usize::from(first.has_link()) < ways.len()
         });
         let Some(first) = first.filter(|_| wants_more) else {
@@ -551,7 +552,7 @@ impl Neighbourhood {
         self.on_a_thread(dial, failed, move |driver, address, security, dial| {
             let outcome = match add_path(driver, &first, address, security) {
                 Ok(path) => PathOutcome::Up(path),
-                // What is said of a neighbour that is lost is said once.
+                // The neighbour is lost. That is told already, so this failure is not.
                 Err(_) if first.loss().is_some() => PathOutcome::NotNeeded,
                 Err(error) => PathOutcome::Failed(error.to_string()),
             };
@@ -559,12 +560,12 @@ impl Neighbourhood {
         });
     }
 
-    /// Finds the paths that are lost.
+    /// Finds the paths that are lost, and tells the machine.
     fn look_at_paths(&mut self, machine: &mut Neighbours, told: &dyn Fn(NeighbourEvent<'_>)) {
         let mut lost: Vec<(NeighbourId, usize)> =
             self.paths.iter().filter(|(_, part)| !part.has_link()).map(|(place, _)| *place).collect();
         lost.iter().for_each(|place| _ = self.paths.remove(place));
-        // The first link of one that has others.
+        // First links of neighbours that have other links.
         let fabric = self.driver.fabric();
         self.firsts.retain(|neighbour, (address, link)| {
             let Some(peer) = fabric.connection(PeerId(link.0)).filter(|peer| peer.loss().is_none()) else {
@@ -590,7 +591,7 @@ mod tests {
     use super::*;
     use crate::driver::node::Node;
 
-    /// A neighbour with two addresses, and its machine.
+    /// A neighbourhood for one neighbour with two addresses, and the machine.
     fn two_addresses() -> (Neighbourhood, Neighbours) {
         let node = Arc::new(Node::new("near", 0, 0).unwrap());
         let ways = ["shm:/nobody/one", "shm:/nobody/two"].map(|address| address.parse().unwrap());
@@ -613,7 +614,7 @@ mod tests {
             machine.handle(now, Event::Elapsed);
             while let Some(Action::Dial { dial, .. }) = machine.poll() {
                 dials += 1;
-                // The last two of them fail for another reason.
+                // The last two dials fail for another reason.
                 let reason = format!("{} {}", if dials > 6 { "refused" } else { "nobody" }, dial.address());
                 let event = neighbourhood.event_of(Report::Failed(dial, reason), &tell);
                 machine.handle(now, event);

@@ -1,13 +1,15 @@
-//! The numbers that programs call other nodes by, and name in grants.
+//! The numbers by which programs call other nodes, also in grants.
 //!
-//! A link's peer has a number that no other ever had. When a node whose links were all lost comes back in the
-//! same life, its new peer is called by the number of the earlier one: what was granted to it is granted
-//! still. That it is the same node its key proves, or, over shared memory, the process that the kernel names, with
-//! the time at which that began: numbers of processes are given again. Who can prove neither has a new number each time.
+//! Each peer has a number that no peer had before. When a node whose links were all lost comes back in the same life,
+//! its new peer is called by the number of the earlier one, so that grants to the node stay valid. A node proves that
+//! it is the same by its key or, over shared memory, by the process that the kernel names. The start time of the
+//! process is part of that, because the kernel uses process numbers again. A node that can prove neither gets a new
+//! number each time.
 //!
-//! The nodes that this one is to be joined to have the first numbers, from 1 on, in the order in which they were
-//! named, whether they are there or not, and whichever life of them is there. What was granted to such a number
-//! is granted to the life that has it, or has it next where none had it yet: a later one is granted nothing.
+//! The nodes that this one is to be joined to have the first numbers, from 1 on, in the order in which they were named.
+//! They have them whether they are there or not, and whichever of their lives is there. A grant to such a number is a
+//! grant to the life that has the number. If no life has had it yet, the grant is to the first life that gets it. A
+//! later life is granted nothing by it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::OnceLock;
@@ -19,14 +21,14 @@ use tombolo_link::{Link, PublicKey};
 
 use crate::fabric::life::Life;
 
-/// Nodes that are remembered after they have gone; beyond, the one that came first is forgotten.
+/// Most nodes that are remembered, whether they are there or gone. Beyond, the one that came first is forgotten.
 const MAX_KNOWN: usize = 4096;
 
-/// What proves which node it is.
+/// What proves which node a peer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Proof {
     Key(PublicKey),
-    /// Its number, and when it began.
+    /// The number of its process, and when the process began.
     Process(u32, u64),
 }
 
@@ -43,9 +45,9 @@ type Proven = (Proof, Life);
 struct Known {
     /// The number of each node, and the peer that has it now or had it last.
     nodes: HashMap<Proven, (u32, PeerId)>,
-    /// In the order in which they came.
+    /// The keys of `nodes`, in the order in which they came.
     order: VecDeque<Proven>,
-    /// Peers of nodes that have come back.
+    /// Peers that are called by the number of an earlier peer, by that number.
     by_number: HashMap<u32, PeerId>,
     by_peer: HashMap<PeerId, u32>,
 }
@@ -55,27 +57,27 @@ struct Known {
 struct Kept {
     /// The peer that is the neighbour now; [`NOBODY`]: none.
     peer: AtomicU32,
-    /// What grants to the number are granted to: the number of the life that has it, or had it last.
+    /// The number of the life that grants to this number apply to: the life that has it, or had it last.
     life: AtomicU32,
-    /// Some life has had it.
+    /// Whether any life has had this number.
     is_used: AtomicBool,
 }
 
-/// No neighbour: the number of the node itself.
+/// Stands for no neighbour: it is the number of the node itself.
 const NOBODY: u32 = 0;
 
-/// Who is called by which number.
+/// Which peer is called by which number.
 #[derive(Debug, Default)]
 pub(crate) struct Numbers {
-    /// The first ones, from 1 on.
+    /// The numbers that are kept for neighbours, from 1 on.
     kept: OnceLock<Box<[Kept]>>,
     known: RwLock<Known>,
-    /// Some peer has the number of an earlier one; asked for each transfer.
+    /// Whether any peer is called by the number of an earlier one. Checked for each transfer.
     have_returned: AtomicBool,
 }
 
 impl Numbers {
-    /// A peer has said which life of a node it is. `is_gone` says whether another peer is gone.
+    /// Notes that a peer has said which life of a node it is. `is_gone` says whether another peer is gone.
     pub(crate) fn introduced(
         &self,
         peer: PeerId,
@@ -100,7 +102,7 @@ impl Numbers {
             known.nodes.insert(node, (peer.0, peer));
             return;
         };
-        // A node may have several links that it has not made one of: the first is called by the number.
+        // A node may have several links that are peers of their own. Only the first of them is called by the number.
         if before != peer && is_gone(before) {
             known.nodes.insert(node, (number, peer));
             known.by_peer.remove(&before);
@@ -110,7 +112,7 @@ impl Numbers {
         }
     }
 
-    /// A peer is gone for good.
+    /// Drops the number of a peer that is gone for good.
     pub(crate) fn forget(&self, peer: PeerId) {
         if self.have_returned.load(Ordering::Acquire) {
             let mut known = self.known.write();
@@ -120,7 +122,7 @@ impl Numbers {
         }
     }
 
-    /// The numbers from 1 to this one are kept for neighbours. False: they are already.
+    /// Keeps the numbers from 1 to `count` for neighbours. False: numbers are kept already.
     pub(crate) fn keep(&self, count: u32) -> bool {
         let kept = (1..=count).map(|number| Kept {
             peer: AtomicU32::new(NOBODY),
@@ -134,7 +136,7 @@ impl Numbers {
         self.kept.get()?.get(number.checked_sub(1)? as usize)
     }
 
-    /// Whether that number, or that peer's, is kept for a neighbour.
+    /// Whether a number is kept for the neighbour that this peer is.
     pub(crate) fn is_kept(&self, peer: PeerId) -> bool {
         self.kept_number(peer).is_some()
     }
@@ -144,7 +146,7 @@ impl Numbers {
         (peer.0 != NOBODY).then_some(place as u32 + 1)
     }
 
-    /// From now on the neighbour of that number is this peer, by this link, in this life; or nobody.
+    /// Makes a peer the neighbour with that number, by its link and in its life. `None`: the neighbour is not there.
     pub(crate) fn assign(&self, number: u32, peer: Option<(PeerId, &dyn Link, Option<Life>)>) {
         let Some(kept) = self.kept(number) else { return };
         let Some((peer, link, life)) = peer else {
@@ -154,7 +156,7 @@ impl Numbers {
         let node = Proof::of(link).zip(life);
         let is_first = !kept.is_used.swap(true, Ordering::AcqRel);
         let own = node.and_then(|node| known.nodes.get(&node)).map(|(own, _)| *own);
-        // The first life is what was granted to the number before it came.
+        // What was granted to the number before any life had it is granted to its first life.
         let own = if is_first { number } else { own.unwrap_or(peer.0) };
         if let Some(known) = node.and_then(|node| known.nodes.get_mut(&node)) {
             *known = (own, peer);
@@ -169,12 +171,12 @@ impl Numbers {
         kept.peer.store(peer.0, Ordering::Release);
     }
 
-    /// What to note where a program grants something to a number: the number of a life.
+    /// The number of the life that a program's grant to `number` applies to.
     pub(crate) fn life_called(&self, number: u32) -> u32 {
         self.kept(number).map_or(number, |kept| kept.life.load(Ordering::Acquire))
     }
 
-    /// The peer that is called by a number; `None`: it is kept for a neighbour that is not there.
+    /// The peer that is called by a number. `None`: the number is kept for a neighbour that is not there.
     pub(crate) fn peer(&self, number: u32) -> Option<PeerId> {
         if let Some(kept) = self.kept(number) {
             let peer = kept.peer.load(Ordering::Acquire);
@@ -193,7 +195,7 @@ impl Numbers {
         self.kept_number(peer).unwrap_or_else(|| self.life_number(peer))
     }
 
-    /// The number of the life of a node that a peer is: what grants name.
+    /// The number of the life that a peer is. Grants name a node by this number.
     pub(crate) fn life_number(&self, peer: PeerId) -> u32 {
         let returned = if self.have_returned.load(Ordering::Acquire) {
             self.known.read().by_peer.get(&peer).copied()
@@ -208,7 +210,7 @@ impl Numbers {
 mod tests {
     use super::*;
 
-    /// A process that has the number of one that has ended, and claims the life of that one, is another node.
+    /// A process that has the number of an ended process, and claims its life, is another node.
     #[test]
     fn a_process_number_that_is_given_again_inherits_nothing() {
         let (numbers, life) = (Numbers::default(), Life::new().unwrap());

@@ -1,7 +1,7 @@
 //! Several links to one node.
 //!
-//! The first one makes the [`Neighbour`] known: its number in the engine, its questions, its borrowed memory.
-//! The others are further paths of the engine to it:
+//! The first link creates the [`Neighbour`], which has the number in the engine, the questions and the borrowed memory.
+//! The other links are further paths of the engine to that neighbour:
 //!
 //! ```text
 //!  the node that joins                          the one that was joined
@@ -9,9 +9,9 @@
 //!   other links  BePath { token } ────────────►  from now on a path to that neighbour
 //! ```
 //!
-//! Whoever shows the token has been told it over the first link, so nobody else can
-//! add a link to a neighbour. A lost path is left by the engine; the node that joined
-//! tries to have it back ([`super::joining::Paths`]). Only with its last link a neighbour is lost.
+//! Only the node at the other end of the first link has been told the token, so no other node can add a link to a
+//! neighbour. The engine stops using a lost path. The node that joined tries to restore it ([`super::joining::Paths`]).
+//! A neighbour is lost only when its last link is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,19 +28,19 @@ use crate::fabric::table::{Fabric, tell_whether_reliable};
 /// What a link must show to become a path of a neighbour.
 pub(crate) type Token = [u8; 16];
 
-/// What went with a link that is lost.
+/// What is lost together with a link.
 #[derive(Debug)]
 pub(crate) enum Left {
-    /// That was known.
+    /// Nothing: the loss of the link was known.
     Nothing,
-    /// One of several paths: others of the neighbour are left.
+    /// One of several paths: other links of the neighbour are left.
     Path,
-    /// The neighbour.
+    /// The neighbour: this was its last link.
     Neighbour(Arc<Neighbour>),
 }
 
 impl Fabric {
-    /// A link that is a further one of a neighbour from the start.
+    /// Adds a link that is a further one of a neighbour from the start. `None`: the neighbour has too many links.
     pub(crate) fn add_further(
         &self,
         neighbour: &Arc<Neighbour>,
@@ -56,10 +56,10 @@ impl Fabric {
         Some(connection)
     }
 
-    /// The engine may use it.
+    /// Lets the engine use a further link.
     pub(crate) fn open_path(&self, connection: &Arc<Connection>) -> Result<(), String> {
         let (id, path) = connection.place();
-        // With the lock held, so that a loss comes before or after.
+        // With the lock held, so that a loss of the link comes before or after this.
         let further = connection.neighbour().further.write();
         let is_known = further.iter().any(|known| Arc::ptr_eq(known, connection));
         if is_known {
@@ -72,7 +72,7 @@ impl Fabric {
         Err("the peer is gone".into())
     }
 
-    /// A neighbour asks for the token of its further links.
+    /// Answers a neighbour that asks for the token of its further links.
     pub(crate) fn path_token(&self, neighbour: &Neighbour) -> Reply {
         match neighbour.token() {
             Some(token) => Reply::PathToken(token),
@@ -80,7 +80,7 @@ impl Fabric {
         }
     }
 
-    /// A link says that it is another path of a neighbour.
+    /// Makes a link a further path of the neighbour that was given this token. Returns the answer.
     pub(crate) fn be_path(&self, newcomer: &Arc<Connection>, token: &Token) -> Reply {
         let is_same = |connection: &Arc<Connection>| {
             let known = connection.own().known_token();
@@ -98,7 +98,7 @@ impl Fabric {
         let Some(path) = free_path(&further).filter(|_| neighbour.loss().is_none()) else {
             return Reply::Failed(format!("a peer has at most {MAX_PATHS} links"));
         };
-        // It was a peer of its own until now, and has nothing.
+        // Until now the link was a peer of its own in the engine, with nothing under way.
         self.engine.lock().peer_lost(self.now(), newcomer.id);
         if !newcomer.set_further(neighbour, path) {
             return Reply::Failed("this link is a peer's already".into());
@@ -110,13 +110,13 @@ impl Fabric {
         Reply::Done
     }
 
-    /// A link is suspect, or no longer: meanwhile the engine does without it. What is under way there goes by
-    /// others, or waits, and no timer of it runs; the session lives on, so nothing is done twice. False:
-    /// nothing has changed.
+    /// Lets the engine do without a link while the link is suspect, and use it again afterwards. What is under way on a
+    /// suspect link goes by other links, or waits, and no timer of it runs. The session lives on, so nothing is done
+    /// twice. Returns false if nothing has changed.
     pub(crate) fn pause_or_resume(&self, connection: &Arc<Connection>) -> bool {
         let ((id, path), neighbour) = (connection.place(), connection.neighbour());
         {
-            // With the lock held, so that a loss comes before or after.
+            // With the lock held, so that a loss of the link comes before or after this.
             let further = neighbour.further.write();
             let is_open = match connection.is_part() {
                 true => further.iter().any(|known| Arc::ptr_eq(known, connection)),
@@ -144,7 +144,7 @@ impl Fabric {
         true
     }
 
-    /// A link is lost.
+    /// Takes a lost link away from its neighbour. Returns what is lost together with it.
     pub(crate) fn leave(&self, connection: &Arc<Connection>, reason: LossReason) -> Left {
         if !connection.has_link() {
             return Left::Nothing;
@@ -168,12 +168,12 @@ impl Fabric {
                 return Left::Nothing;
             }
             if !is_last {
-                // With the lock held: without it, its number may be that of a path that has just come.
+                // With the lock held: otherwise a new path could have got this path's number already.
                 self.engine.lock().path_lost(self.now(), id, path);
             }
             is_last
         };
-        // After the loss can be seen.
+        // To be called after other threads can see the loss.
         let left = || self.departures.fetch_add(1, Ordering::Release);
         if !is_last {
             left();
@@ -187,7 +187,7 @@ impl Fabric {
     }
 }
 
-/// A number that no other link of the neighbour has; 0 is its first one's.
+/// A path number that no link of the neighbour has. The first link has number 0.
 fn free_path(further: &[Arc<Connection>]) -> Option<PathId> {
     let mut free = (1..MAX_PATHS as u8).map(PathId);
     free.find(|path| further.iter().all(|known| known.place().1 != *path))
@@ -203,7 +203,7 @@ mod tests {
         memory_pair().unwrap().0
     }
 
-    /// A path that comes while another is left never has the number that the engine is about to leave.
+    /// A new path never has the number of a path that the engine is about to leave.
     #[test]
     fn a_lost_path_does_not_take_its_successor_along() {
         let node = Node::new("node", 0, 0).unwrap();
@@ -236,7 +236,7 @@ mod tests {
         assert!(!is_up(&first));
         let second = join();
         assert_eq!(first.place(), second.place());
-        // Another thread finds the first one lost, too, and late.
+        // Another thread notices the loss of the first path, too, and late.
         assert!(matches!(fabric.leave(&first, LossReason::ClosedByPeer), Left::Nothing));
         assert!(is_up(&second));
     }

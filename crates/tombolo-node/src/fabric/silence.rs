@@ -1,22 +1,22 @@
-//! When it is said that something does not answer, and that it answers again.
+//! When people are told that a lender or a link is silent, and that it answers again.
 
 use std::time::{Duration, Instant};
 
-/// The silence of a lender or a link, and what was last said about it.
+/// The silence of a lender or a link, and what people were last told about it.
 #[derive(Debug, Default)]
 pub(crate) struct Silence {
     /// Since when it has been silent.
     began: Option<Instant>,
-    /// It was said to be silent, at that time.
+    /// When people were last told that it is silent.
     since: Option<Instant>,
     is_silent: bool,
 }
 
 impl Silence {
-    /// One that comes and goes is not told of more often.
+    /// Shortest time between two reports that it is silent, so that a link that comes and goes does not fill the log.
     const PAUSE: Duration = Duration::from_secs(30);
 
-    /// Notes whether it is silent; returns for how long it has been.
+    /// Notes whether it is silent. Returns for how long it has been silent.
     pub(crate) fn note(&mut self, is_silent: bool, now: Instant) -> Duration {
         match is_silent {
             true => now.duration_since(*self.began.get_or_insert(now)),
@@ -32,7 +32,7 @@ impl Silence {
         Some(self.began?.elapsed())
     }
 
-    /// Whether to say that it is silent now, or that it answers again.
+    /// Whether to tell people that it is silent now, or that it answers again.
     pub(crate) fn is_news(&mut self, is_silent: bool, now: Instant) -> bool {
         if is_silent == self.is_silent {
             return false;
@@ -62,7 +62,7 @@ mod tests {
             (true, 1),
             (true, 2),
             (false, 3),
-            // Once more, too soon; its end is none then.
+            // Silent again, too soon after the last report: neither this silence nor its end is told.
             (true, 10),
             (false, 11),
             (true, 40),

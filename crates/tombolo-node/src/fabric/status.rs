@@ -1,16 +1,17 @@
-//! How a node is, as it tells others: in JSON, so that a later version can say more and be understood by earlier ones.
+//! The status of a node, as it tells other nodes: in JSON, so that an earlier version can read what a later one sends.
 //!
-//! A status is told in parts that each fit into a control message. Each part begins with what is said of the node as
-//! a whole; its lists go on where those of the part before ended.
+//! A status is sent in parts that each fit into a control message. Each part begins with the fields of the node as a
+//! whole. Its lists go on where those of the last part ended.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::fabric::label;
 
-/// How a node is.
+/// The status of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
@@ -24,7 +25,7 @@ pub struct NodeStatus {
     pub uptime_s: u64,
     /// Where it listens for links.
     pub listens: Vec<String>,
-    /// It is about to end, in so many seconds at the latest.
+    /// In how many seconds it ends at the latest, if it is about to end.
     pub ending_within_s: Option<u64>,
     /// What it may lend, in bytes.
     pub lend_bytes: u64,
@@ -34,11 +35,11 @@ pub struct NodeStatus {
     pub free_bytes: u64,
     /// What was given back and is not free yet, in bytes.
     pub being_freed_bytes: u64,
-    /// What programs may have of it.
+    /// Limits of its programs.
     pub limits: ProgramLimits,
-    /// What has names.
+    /// Totals of its named segments.
     pub named: NamedTotals,
-    /// To whom it lends.
+    /// The nodes that it lends to.
     pub borrowers: Vec<Borrower>,
     /// The nodes that it is to be joined to, and others that are joined to it.
     pub neighbours: Vec<NeighbourStatus>,
@@ -48,15 +49,15 @@ pub struct NodeStatus {
     pub counters: BTreeMap<String, u64>,
 }
 
-/// What programs may have of a node.
+/// Limits of the programs of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProgramLimits {
-    /// Processes with an open domain.
+    /// Most processes with an open domain.
     pub domains: u64,
-    /// Memory that they may allocate, in bytes.
+    /// Memory that all of them may allocate, in bytes.
     pub memory_bytes: u64,
-    /// Blocks under way at once.
+    /// Most blocks under way at once.
     pub transactions: u64,
 }
 
@@ -74,27 +75,27 @@ pub struct NamedTotals {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Borrower {
-    /// As it introduced itself.
+    /// Its name, as it introduced itself.
     pub name: String,
     /// Its process, where the link knows.
     pub process_id: Option<u32>,
-    /// Its address, where it comes from another machine, or might.
+    /// Its address, if it is or may be on another machine.
     pub address: Option<String>,
     /// The public key that it has proved, on a link that asks for keys.
     pub key: Option<String>,
-    /// What it has, in bytes.
+    /// How much memory it holds, in bytes.
     pub bytes: u64,
-    /// In how many segments.
+    /// In how many segments it holds that.
     pub segments: u32,
     /// For how many seconds it has been linked.
     pub since_s: u64,
-    /// It maps the memory: what it reads and writes passes no link, and is not counted here.
+    /// Whether it maps the memory. What it reads and writes then passes no link, and is not counted here.
     pub is_mapped: bool,
     /// Its links.
     pub links: Vec<LinkStatus>,
 }
 
-/// How a neighbour is.
+/// The state of a neighbour.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NeighbourState {
@@ -105,7 +106,7 @@ pub enum NeighbourState {
     /// There is no link to it.
     #[default]
     Absent,
-    /// What only a later version knows.
+    /// A state that only a later version knows.
     #[serde(other)]
     Other,
 }
@@ -114,21 +115,21 @@ pub enum NeighbourState {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NeighbourStatus {
-    /// What programs call it; 0 if there is none.
+    /// The number by which programs call it; 0 if it has none.
     pub number: u32,
-    /// As it introduced itself, once it has.
+    /// Its name, if it has introduced itself.
     pub name: String,
     /// Its process, where the link knows.
     pub process_id: Option<u32>,
     /// The public key that it has proved, on a link that asks for keys.
     pub key: Option<String>,
-    /// Where it is dialed; of one that has dialed this node, where it comes from, if that is known.
+    /// The addresses at which it is dialed. For a node that has dialed this one: where it comes from, if that is known.
     pub addresses: Vec<String>,
-    /// This node is to be joined to it (`--peer`).
+    /// Whether this node is to be joined to it (`--peer`).
     pub is_wanted: bool,
-    /// How it is.
+    /// Its state.
     pub state: NeighbourState,
-    /// For how many seconds it has been so.
+    /// For how many seconds it has been in this state.
     pub since_s: u64,
     /// Why it, or one of its addresses, could not be reached the last time.
     pub failure: Option<String>,
@@ -142,9 +143,9 @@ pub struct NeighbourStatus {
 pub struct LinkStatus {
     /// Which of the links to that node it is.
     pub path: u8,
-    /// Its other end, where that is another machine, or might be.
+    /// Address of its other end, if that is or may be another machine.
     pub address: Option<String>,
-    /// Something is heard from its other end.
+    /// Whether its other end answers.
     pub answers: bool,
     /// Bytes of the packets that were sent by it.
     pub sent_bytes: u64,
@@ -152,9 +153,9 @@ pub struct LinkStatus {
     pub received_bytes: u64,
     /// The largest packet that it takes now.
     pub packet_bytes: u64,
-    /// Bytes that may be under way there.
+    /// Bytes that may be under way on it.
     pub window_bytes: u64,
-    /// The smoothed round trip, once one was measured.
+    /// The smoothed round trip, if one was measured.
     pub round_trip_ns: Option<u64>,
     /// Blocks of transfers sent by it, repeated ones too.
     pub blocks_sent: u64,
@@ -166,7 +167,7 @@ pub struct LinkStatus {
 pub struct ProgramStatus {
     /// Its domain.
     pub domain: u16,
-    /// Its number in the domain.
+    /// Number of the process in the domain.
     pub process: u8,
     /// Its process, where the kernel says.
     pub process_id: Option<u32>,
@@ -180,50 +181,82 @@ pub struct ProgramStatus {
     pub windows: u32,
     /// Memory of its own that it has registered, in bytes.
     pub registered_bytes: u64,
-    /// It takes messages.
+    /// Whether it has a mailbox, and so takes messages.
     pub has_mailbox: bool,
 }
 
+/// The most entries of a status.
+const MAX_ENTRIES: usize = 1_000_000;
+
+/// A node tells parts of its status, and they come to no end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("its status has no end")]
+pub struct EndlessStatus;
+
 impl NodeStatus {
+    /// A status of all parts. `ask` asks for the part that begins at an entry, and returns it with the entry at which the next one begins.
+    ///
+    /// # Errors
+    /// Those of `ask`, and [`EndlessStatus`].
+    pub fn of_parts<E: From<EndlessStatus>>(
+        deadline: Instant,
+        mut ask: impl FnMut(u64) -> Result<(Self, Option<u64>), E>,
+    ) -> Result<Self, E> {
+        let (mut status, mut next) = ask(0)?;
+        let (mut from, mut entries) = (0, 0);
+        while let Some(place) = next {
+            // A node that is right comes to an end, and each part but the last has something in it.
+            let is_empty = std::mem::replace(&mut entries, status.entries()) == entries;
+            if place <= from || is_empty || entries > MAX_ENTRIES || Instant::now() > deadline {
+                return Err(EndlessStatus.into());
+            }
+            from = place;
+            let (part, more) = ask(place)?;
+            status.append(part);
+            next = more;
+        }
+        Ok(status)
+    }
+
     /// How many entries its lists have.
-    pub(crate) fn entries(&self) -> usize {
+    fn entries(&self) -> usize {
         self.borrowers.len() + self.neighbours.len() + self.programs.len() + self.counters.len()
     }
 
-    /// The next part of it.
-    pub fn append(&mut self, part: Self) {
+    /// Appends the next part of the status.
+    fn append(&mut self, part: Self) {
         self.borrowers.extend(part.borrowers);
         self.neighbours.extend(part.neighbours);
         self.programs.extend(part.programs);
         self.counters.extend(part.counters);
     }
 
-    /// As it is sent.
+    /// The status as it is sent, in JSON.
     pub(crate) fn text(&self) -> String {
         json_of(self)
     }
 
-    /// What another node has sent, with harmless text.
+    /// Parses the text that another node has sent, and makes the texts in it harmless.
     pub(crate) fn parse(text: &str) -> Result<Self, serde_json::Error> {
         Self::from_json(serde_json::from_str(text)?)
     }
 
-    /// What a node has said, with harmless text.
+    /// A status from JSON, with the texts in it made harmless.
     ///
     /// # Errors
-    /// It is no status.
+    /// The value is no status.
     pub fn from_json(mut value: Value) -> Result<Self, serde_json::Error> {
         make_harmless(&mut value);
         serde_json::from_value(value)
     }
 }
 
-/// How it is sent. What is sent here can be written as JSON.
+/// A value in JSON, as it is sent. All values that are sent here can be written as JSON.
 pub(crate) fn json_of(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// No text in there does anything to a terminal.
+/// Makes all text in a value harmless for a terminal.
 fn make_harmless(value: &mut Value) {
     match value {
         Value::String(text) => *text = label::reason(text),

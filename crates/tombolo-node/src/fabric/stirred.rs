@@ -1,4 +1,4 @@
-//! Links that the engine's loop leaves alone, and that are to be looked at again.
+//! Quiet links, which the engine's loop does not look at, and how the loop learns that it is to look at one again.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use tombolo_host::event::EventFd;
 
 use crate::fabric::connection::Connection;
 
-/// Links that are not quiet any more, though nothing of it shows at their descriptors.
+/// Links that are not quiet any more, although their descriptors do not show it.
 #[derive(Debug)]
 pub(crate) struct Stirred {
     links: Mutex<Vec<u32>>,
@@ -25,7 +25,7 @@ impl Stirred {
         Ok(Self { links: Mutex::default(), any, sleeps, event: EventFd::new()? })
     }
 
-    /// Somebody has driven a link, or something waits to go by it: if it was quiet, it is not any more.
+    /// Ends the quiet of a link, because a thread has driven the link or something waits to be sent by it.
     pub(crate) fn stir(&self, connection: &Connection) {
         if !connection.is_quiet.load(Ordering::SeqCst) || !connection.is_quiet.swap(false, Ordering::SeqCst) {
             return;
@@ -33,7 +33,7 @@ impl Stirred {
         self.links.lock().push(connection.id.0);
         self.any.store(true, Ordering::SeqCst);
         if self.sleeps.load(Ordering::SeqCst) {
-            // That it cannot be signalled more than it is signalled already is no loss.
+            // Signalling can fail only if the event is signalled already, which is enough.
             let _ = self.event.signal();
         }
     }
@@ -43,23 +43,24 @@ impl Stirred {
         self.event.as_fd()
     }
 
-    /// The loop is about to sleep, and is told of links that are stirred from now on. False: some were just now.
+    /// Notes that the loop is about to sleep: links that are stirred from now on wake it. False: some were stirred
+    /// already.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.sleeps.store(true, Ordering::SeqCst);
         !self.any.load(Ordering::SeqCst)
     }
 
-    /// The loop looks for itself again.
+    /// Notes that the loop does not sleep any more, and looks for stirred links by itself.
     pub(crate) fn wake_up(&self) {
         self.sleeps.store(false, Ordering::SeqCst);
     }
 
-    /// It has been told.
+    /// Resets the descriptor after it has woken the loop.
     pub(crate) fn drain(&self) {
         let _ = self.event.drain();
     }
 
-    /// The numbers of those that were stirred since.
+    /// The numbers of the links that were stirred since the last call.
     pub(crate) fn take(&self) -> Vec<u32> {
         if !self.any.load(Ordering::Relaxed) || !self.any.swap(false, Ordering::Acquire) {
             return Vec::new();

@@ -28,17 +28,17 @@ use tombolo_wire::Asker;
 /// This node as its own peer: transfers between its programs.
 pub(crate) const ITSELF: PeerId = PeerId(0);
 
-/// A place for a link.
+/// A place in the table of links.
 #[derive(Debug, Default)]
 struct Place {
     connection: Option<Arc<Connection>>,
-    /// How many links have had it. The number of each is another, so that nothing that was granted to one, or is
-    /// still under way to it, is taken for the next one's.
+    /// How many links have had this place. Each had a number of its own. So grants to one link, or packets under way to
+    /// it, do not count for the next link.
     given: u32,
 }
 
 impl Place {
-    /// The node's own, or one that is kept for a neighbour: its number is given already.
+    /// A place whose number is taken: by the node itself, or for a neighbour. No link gets it.
     fn kept() -> Self {
         Self { connection: None, given: PeerId::PEERS_OF_A_PLACE }
     }
@@ -53,7 +53,7 @@ pub struct Fabric {
     name: String,
     life: Life,
     started: Instant,
-    /// How long nothing may be heard by a link before it is lost.
+    /// How long a link may be silent before it is lost.
     outage: Mutex<Duration>,
     pub(crate) engine: Mutex<Engine>,
     places: RwLock<Vec<Place>>,
@@ -61,9 +61,9 @@ pub struct Fabric {
     pub(crate) arrivals: AtomicU32,
     /// Grows with each link that is lost.
     pub(crate) departures: AtomicU32,
-    /// Links that were quiet.
+    /// Quiet links that the engine's loop is to look at again.
     pub(crate) stirred: Stirred,
-    /// What programs call other nodes.
+    /// The numbers by which programs call other nodes.
     pub(crate) numbers: Numbers,
     pub(crate) answered: Answered,
     pub(crate) third_party: ThirdPartyTransfers,
@@ -71,9 +71,9 @@ pub struct Fabric {
     pub(crate) carriers: Carriers,
     /// Where what happens to links is reported, if this node has a neighbourhood.
     pub(super) reports: OnceLock<LinkReports>,
-    /// Whose list says what peers may ask for, by their keys.
+    /// The identity of this node. Its list says what peers may ask for, by their keys.
     pub(super) identity: OnceLock<Arc<Identity>>,
-    /// The node lends to nobody new.
+    /// When this node ends at the latest, if it is about to end. It lends to no new borrower then.
     pub(super) ends_at: OnceLock<Instant>,
 }
 
@@ -83,16 +83,16 @@ impl std::fmt::Debug for Fabric {
     }
 }
 
-/// A link that is not in the table yet. What takes time, or sends something, is done when this is made, under no
+/// A link that is not in the table yet. Whatever takes time or sends something is done when this is made, without any
 /// lock of the table.
 pub(super) struct Newcomer {
     link: Arc<dyn Link>,
     permissions: Permissions,
-    /// The reading of the list that says so.
+    /// Which reading of the list gave the permissions.
     reading: u64,
 }
 
-/// Tells the engine whether a link loses nothing, as one between processes of this machine.
+/// Tells the engine whether a link loses no packets, as is so for one between processes of this machine.
 pub(super) fn tell_whether_reliable(engine: &mut Engine, connection: &Connection) {
     let (id, path) = connection.place();
     engine.set_reliable(id, path, connection.link.supports_windows());
@@ -137,7 +137,7 @@ impl Fabric {
         self.life
     }
 
-    /// For how long this node has been there.
+    /// Time since this node started.
     pub(crate) fn uptime(&self) -> Duration {
         self.started.elapsed()
     }
@@ -147,7 +147,7 @@ impl Fabric {
         Time(self.started.elapsed().as_nanos() as u64)
     }
 
-    /// How long a peer may be silent before it is given up.
+    /// How long a link may be silent before it is lost.
     pub(crate) fn outage(&self) -> Duration {
         *self.outage.lock()
     }
@@ -167,7 +167,7 @@ impl Fabric {
         true
     }
 
-    /// A link to a new peer is up.
+    /// Adds a link that is up, as the first one of a new peer.
     pub(crate) fn add_peer(&self, link: Arc<dyn Link>) -> Arc<Connection> {
         let newcomer = self.newcomer(link);
         self.add_link(newcomer, |connection| {
@@ -184,7 +184,7 @@ impl Fabric {
         Newcomer { link, permissions, reading }
     }
 
-    /// A link is up; `prepare` says what it is, before anybody else sees it.
+    /// Puts a link that is up into the table. `prepare` sets it up before any other thread can see it.
     pub(super) fn add_link(
         &self,
         newcomer: Newcomer,
@@ -202,7 +202,7 @@ impl Fabric {
         if index as u64 >= u64::from(PeerId::PLACES) {
             places.pop();
             drop(places);
-            // The engine does not know it, and whoever has it sees that it is lost.
+            // The engine does not know the link, and the caller finds it lost.
             connection.own().set_lost(LossReason::TooManyLinks);
             connection.link.close(LossReason::TooManyLinks);
             return connection;
@@ -221,28 +221,28 @@ impl Fabric {
         self.places.read().iter().filter_map(|place| place.connection.clone()).collect()
     }
 
-    /// The link of that number.
+    /// The link with that number.
     pub(crate) fn connection(&self, id: PeerId) -> Option<Arc<Connection>> {
         let places = self.places.read();
         places.get(id.index())?.connection.as_ref().filter(|connection| connection.id == id).cloned()
     }
 
-    /// Forgets a lost link: its place may be given to another. False: that was done before.
+    /// Forgets a lost link, so that its place may be given to another one. False: that was done before.
     pub(crate) fn forget(&self, connection: &Connection) -> bool {
         let mut places = self.places.write();
         let place = places.get_mut(connection.id.index());
-        // Whoever forgets second must not hit the next link of that place.
+        // A second call for the same link must not remove the next link of that place.
         let is_its =
             |place: &&mut Place| place.connection.as_ref().is_some_and(|known| known.id == connection.id);
         let Some(place) = place.filter(is_its) else { return false };
         place.connection = None;
-        // Who asks for numbers looks at places.
+        // Code that holds the lock of the numbers locks the places, so never the other way round.
         drop(places);
         self.numbers.forget(connection.id);
         true
     }
 
-    /// All links of a neighbour are lost: its transfers fail, and what it asked for is forgotten.
+    /// Called when all links of a neighbour are lost: fails its transfers, and forgets what it asked for.
     pub(crate) fn peer_lost(&self, neighbour: &Neighbour) {
         self.engine.lock().peer_lost(self.now(), neighbour.id);
         if let Some(reports) = self.reports.get() {
@@ -251,7 +251,7 @@ impl Fabric {
         self.answered.forget(neighbour.id);
     }
 
-    /// A peer has introduced itself.
+    /// Notes that a peer has introduced itself.
     pub(crate) fn introduced(&self, connection: &Connection, name: &str, life: Life) -> Result<(), String> {
         let is_new = connection.identity().is_none();
         connection.neighbour().introduce(name, life)?;
@@ -276,7 +276,7 @@ impl Fabric {
         Reply::Introduced { name: self.name.clone(), life: self.life }
     }
 
-    /// A peer introduces itself; the answer.
+    /// Notes that a peer introduces itself, and returns the answer.
     pub(crate) fn introduce(&self, connection: &Connection, name: &str, life: Life) -> Reply {
         self.introduced(connection, name, life).map_or_else(Reply::Failed, |()| self.welcome())
     }
@@ -294,8 +294,8 @@ impl Fabric {
         self.engine.lock().post(now, peer, transfer).map(|_| ())
     }
 
-    /// The peer that has this identity. Several links to one node are known to be one node's by its key or
-    /// process. If two different nodes claim the identity, the result is [`Failure::AmbiguousNode`].
+    /// The peer that has this identity. If several links have it, their keys or processes show whether they lead to one
+    /// node. If two different nodes claim the identity, the result is [`Failure::AmbiguousNode`].
     pub(crate) fn peer_with(&self, identity: &NodeIdentity) -> Result<PeerId, Failure> {
         let mut candidates = self.connections().into_iter().filter(|connection| {
             !connection.is_part()
@@ -321,7 +321,7 @@ mod tests {
 
     use super::*;
 
-    /// Notes whether nobody holds a lock when the link's outage is set, or its key is looked up.
+    /// Notes whether the locks are free when the link's outage is set, or its key is looked up.
     struct Watching {
         key: PublicKey,
         is_free: Box<dyn Fn() -> bool + Send + Sync>,

@@ -1,4 +1,5 @@
-//! How the neighbours are that a node is to be joined to: what the neighbourhood knows of each, for whoever asks.
+//! The state of the neighbours that this node is to be joined to. The neighbourhood updates it, and the node's status
+//! shows it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,36 +10,36 @@ use tombolo_link::Address;
 
 use crate::fabric::label;
 
-/// The longest failure that is kept.
+/// Length of the longest failure text that is kept.
 const MAX_FAILURE_BYTES: usize = 300;
 
-/// What is known of each of them, in the order in which they were named.
+/// The state of each wanted neighbour, in the order in which they were named.
 #[derive(Debug)]
 pub(crate) struct WantedNeighbours(Mutex<Vec<Wanted>>);
 
-/// A neighbour that is wanted.
+/// The state of one wanted neighbour.
 #[derive(Debug, Clone)]
 struct Wanted {
     addresses: Vec<Address>,
     is_joined: bool,
     since: Instant,
-    /// What was last said of the addresses by which it could not be reached. Each is told once, until it is over or
-    /// another.
+    /// Why the neighbour could not be reached by an address the last time, by the index of the address. A failure is
+    /// reported to people only if it differs from the last one of that address.
     failures: BTreeMap<usize, String>,
 }
 
-/// How such a neighbour is.
+/// The state of a wanted neighbour, as the node's status shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WantedStatus {
     pub(crate) addresses: Vec<Address>,
     pub(crate) is_joined: bool,
-    /// For how long it has been so.
+    /// For how long it has been joined, or not joined.
     pub(crate) lasts: Duration,
     pub(crate) failure: Option<String>,
 }
 
 impl WantedNeighbours {
-    /// None of them is joined yet.
+    /// Neighbours with these addresses, none of them joined yet.
     pub(crate) fn new(addresses: &[Vec<Address>]) -> Self {
         let wanted = |addresses: &Vec<Address>| Wanted {
             addresses: addresses.clone(),
@@ -53,9 +54,10 @@ impl WantedNeighbours {
         self.0.lock().get_mut(neighbour.0 as usize).map(change)
     }
 
-    /// It cannot be reached by that address of it: whether that is to be told.
+    /// Notes why a neighbour cannot be reached by one of its addresses. Returns whether that is to be reported to
+    /// people.
     pub(super) fn note_failure(&self, neighbour: NeighbourId, address: usize, reason: &str) -> bool {
-        // It may be what another node has said, and is shown beside others.
+        // Another node may have chosen this text, and it is shown among other text.
         let mut reason = label::reason(reason);
         reason.truncate(reason.floor_char_boundary(MAX_FAILURE_BYTES));
         let noted = self.change(neighbour, |wanted| {
@@ -65,7 +67,7 @@ impl WantedNeighbours {
         noted.unwrap_or(false)
     }
 
-    /// It is joined: what was said of its addresses is over.
+    /// Notes that a neighbour is joined, and drops the failures of its addresses.
     pub(super) fn joined(&self, neighbour: NeighbourId) {
         self.change(neighbour, |wanted| {
             wanted.failures.clear();
@@ -73,12 +75,12 @@ impl WantedNeighbours {
         });
     }
 
-    /// Its last link is lost.
+    /// Notes that the last link of a neighbour is lost.
     pub(super) fn lost(&self, neighbour: NeighbourId) {
         self.change(neighbour, |wanted| (wanted.is_joined, wanted.since) = (false, Instant::now()));
     }
 
-    /// A further address leads to it.
+    /// Drops the failure of an address, because a path by it is up or is not needed.
     pub(super) fn reached(&self, neighbour: NeighbourId, address: usize) {
         self.change(neighbour, |wanted| wanted.failures.remove(&address));
     }
@@ -87,7 +89,7 @@ impl WantedNeighbours {
         self.0.lock().len()
     }
 
-    /// How the one of that place is.
+    /// The state of the neighbour with that index.
     pub(crate) fn status(&self, place: usize) -> Option<WantedStatus> {
         let Wanted { addresses, is_joined, since, failures } = self.0.lock().get(place)?.clone();
         let failure = failures.into_values().next();

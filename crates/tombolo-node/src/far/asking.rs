@@ -68,8 +68,6 @@ pub enum BorrowError {
     SetUp(#[from] LendError),
 }
 
-/// The most entries that a node can tell of: some hundred megabytes.
-const MAX_STATUS_ENTRIES: usize = 1_000_000;
 /// A place after all entries: what is said of the node as a whole is all that is asked for.
 const AFTER_ALL: u64 = u64::MAX;
 
@@ -102,22 +100,26 @@ impl StatusClient {
 
     /// How that node is; with its counters, or without.
     pub fn ask(&self, counters: bool) -> Result<NodeStatus, BorrowError> {
-        let ask = |from| ask_status(&self.node, &self.peer, &self.address, from, counters);
-        let deadline = Instant::now() + timing::STATUS_TIMEOUT;
-        let (mut status, mut next) = ask(0)?;
-        let (mut from, mut entries) = (0, 0);
-        while let Some(place) = next {
-            // A node that is right comes to an end, and each part but the last has something in it.
-            let is_empty = std::mem::replace(&mut entries, status.entries()) == entries;
-            if place <= from || is_empty || entries > MAX_STATUS_ENTRIES || Instant::now() > deadline {
-                return Err(refused_because(&self.address, "its status has no end"));
-            }
-            from = place;
-            let (part, more) = ask(place)?;
-            status.append(part);
-            next = more;
-        }
-        Ok(status)
+        let ask = |from| {
+            ask_status(&self.node, &self.peer, &self.address, from, counters).map_err(StatusError::Refused)
+        };
+        let status = NodeStatus::of_parts(Instant::now() + timing::STATUS_TIMEOUT, ask);
+        status.map_err(|error| match error {
+            StatusError::Refused(error) => error,
+            StatusError::Endless(error) => refused_because(&self.address, &error.to_string()),
+        })
+    }
+}
+
+/// Why a node gave no status.
+enum StatusError {
+    Refused(BorrowError),
+    Endless(EndlessStatus),
+}
+
+impl From<EndlessStatus> for StatusError {
+    fn from(error: EndlessStatus) -> Self {
+        Self::Endless(error)
     }
 }
 

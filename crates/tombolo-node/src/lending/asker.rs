@@ -1,4 +1,4 @@
-//! The end of a task that a peer waits for: the answer is sent, and goes again if the link is full or lost.
+//! Answers of tasks that a peer waits for: sends the answer, and sends it again if the link is full or lost.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -17,23 +17,26 @@ use crate::fabric::messages::{Message, MessageV1, Reply};
 use crate::fabric::neighbour::Neighbour;
 use crate::memory::reclaim::Holder;
 
-/// Tasks of one peer at once.
+/// Maximum number of open tasks of one peer.
 const MAX_OPEN_TASKS: u32 = 64;
 
 /// The neighbour that waits for the end of a task, and the number of its question.
 pub(crate) struct Asker {
     pub(crate) neighbour: Arc<Neighbour>,
-    /// The link that it asked by first.
+    /// The link by which the question first came.
     by: Arc<Connection>,
     number: u32,
-    /// Where the answer is kept, in case it is lost with its link, and the link that was asked by last.
+    /// Keeps the answer, in case it is lost with its link, and the link by which the question last came.
     answered: Answered,
-    /// An answer that the link has not taken yet, what goes with it, and until when it is tried.
+    /// An answer that the link has not taken yet, the memory that goes with it, and until when to try.
     unsent: Option<(Vec<u8>, Option<Arc<SharedMemory>>, Instant)>,
 }
 
 impl Asker {
-    /// The refusal: the peer has too many open tasks.
+    /// Makes the asker for a question that came by this link, and counts an open task of its peer.
+    ///
+    /// # Errors
+    /// The reply that refuses the question: the peer has too many open tasks.
     pub(super) fn new(by: &Arc<Connection>, number: u32, answered: Answered) -> Result<Self, Reply> {
         let (neighbour, by) = (by.neighbour().clone(), by.clone());
         let asker = Self { neighbour, by, number, answered, unsent: None };
@@ -46,7 +49,7 @@ impl Asker {
         )))
     }
 
-    /// Who will have mapped what is answered with.
+    /// The processes that may map the memory that goes with the answer.
     pub(super) fn holder(&self) -> Holder {
         match self.by.link.peer_process() {
             _ if !self.by.link.supports_windows() => Holder::Nobody,
@@ -55,12 +58,12 @@ impl Asker {
         }
     }
 
-    /// The task has ended so; the answer is sent now, or in later steps.
+    /// Ends the task with this reply, which is sent now or in later steps.
     pub(crate) fn answer(&mut self, reply: Reply) -> Step {
         self.answer_with(reply, None)
     }
 
-    /// As [`Self::answer`], with memory for peers that can map it.
+    /// As [`Self::answer`], with memory for a peer that can map it.
     pub(super) fn answer_with(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>) -> Step {
         self.answered.ended(&self.neighbour, self.number, &reply);
         let message = Message::V1(MessageV1::Answer { number: self.number, reply }).encode();
@@ -68,8 +71,8 @@ impl Asker {
         self.send().unwrap_or(Step::Over)
     }
 
-    /// The link that the answer goes by: the one that was asked by last, as others may be lost without this node
-    /// knowing it yet.
+    /// The link for the answer: the one by which the question last came, because this node may not know yet that other
+    /// links are lost. If that link is lost or suspect, another link of the peer.
     fn link(&self) -> Option<Arc<dyn Link>> {
         let by = self.answered.asked_by(&self.neighbour, self.number);
         let by = by.unwrap_or_else(|| self.by.clone());
@@ -77,16 +80,16 @@ impl Asker {
         if !is_of_use {
             return self.neighbour.control_link();
         }
-        // The answer may have to be sent again.
+        // The link's timers must run, because the answer may have to be sent again.
         by.tick_at_ns.store(0, Ordering::Relaxed);
         Some(by.link.clone())
     }
 
-    /// Sends the answer, if there is one. Some: nothing else is left to be done.
+    /// Sends the answer, if there is one. `Some`: the task has no other work left.
     pub(crate) fn send(&mut self) -> Option<Step> {
         let (message, memory, deadline) = self.unsent.as_ref()?;
         let Some(link) = self.link() else { return Some(Step::Over) };
-        // Only who has asked by such a link counts as a holder.
+        // Pass the memory only if the question first came by such a link: otherwise no holder is recorded.
         let memory = memory.as_ref().filter(|_| link.supports_windows() && self.by.link.supports_windows());
         let descriptors: SmallVec<[_; 1]> = memory.iter().map(|memory| memory.as_fd()).collect();
         let sent = link.send_control(message, &descriptors);

@@ -1,4 +1,4 @@
-//! Memory for peers: drafts of named segments, and what is lent. It is allocated in the pool.
+//! Memory for peers: drafts of named segments, and lent segments. It is allocated in the pool.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,28 +16,28 @@ use crate::memory::allocation::Allocation;
 use crate::memory::blocking::Owner;
 use crate::memory::reclaim::{Reclaimer, Room, Segment};
 
-/// How far memory for a peer is.
+/// State of the allocation of memory for a peer.
 enum Stage {
-    /// What others gave back is being freed, and there will be room then.
+    /// There will be room when memory that was given back is free. Waiting since then.
     AwaitsRoom(Instant),
     Allocates(Allocation, Room),
-    /// The memory is there, or will not be.
+    /// The memory was allocated, or the allocation failed.
     Over,
 }
 
-/// Allocates a draft, or what is lent.
+/// The task that allocates a draft or a lent segment.
 struct Creation {
     asker: Asker,
     ledger: Arc<Mutex<Ledger>>,
     reclaimer: Reclaimer,
     bytes: u64,
     stage: Stage,
-    /// The length of a draft, which need not be one of pages.
+    /// The length of a draft, which need not be whole pages. `None`: a lent segment.
     draft_bytes: Option<u64>,
 }
 
 impl Creation {
-    /// Takes room, or waits for it.
+    /// Takes room for the memory, or waits for room.
     fn reserve(&mut self, since: Instant) -> Result<Step, LendError> {
         let (room, account) = {
             let mut ledger = self.ledger.lock();
@@ -56,9 +56,9 @@ impl Creation {
         }
     }
 
-    /// Allocates some more.
+    /// Does the next step of the allocation.
     ///
-    /// Of these two, the allocation goes first on an error: its room is free when it is.
+    /// On an error, the allocation is dropped before its room, so that the room is free only when the memory is.
     fn allocate(&mut self, room: Room, mut allocation: Allocation) -> Result<Step, LendError> {
         if !allocation.go_on()? {
             self.stage = Stage::Allocates(allocation, room);
@@ -71,7 +71,7 @@ impl Creation {
         }
         let (segment, memory) = {
             let (peer, mut ledger) = (&self.asker.neighbour, self.ledger.lock());
-            // A peer that is lost by now is forgotten under this lock, before or after.
+            // A peer that is lost by now is forgotten under this lock, before or after this.
             if peer.loss().is_some() {
                 return Ok(Step::Over);
             }
@@ -102,14 +102,14 @@ impl BlockingTask for Creation {
 }
 
 impl Lending {
-    /// Makes a draft. None: the answer follows.
+    /// Makes a draft. `None`: the answer follows.
     pub(crate) fn create(&self, by: &Arc<Connection>, number: u32, length_bytes: u64) -> Option<Reply> {
-        // No bytes take a page too: so names are no more than pages.
+        // An empty draft takes a page, too, so that pages bound the number of names.
         let bytes = length_bytes.max(1).checked_next_multiple_of(4096).unwrap_or(u64::MAX / 4096 * 4096);
         self.begin_creation(by, number, bytes, Some(length_bytes))
     }
 
-    /// Lends memory. None: the answer follows.
+    /// Lends memory. `None`: the answer follows.
     pub(crate) fn lend(&self, by: &Arc<Connection>, number: u32, bytes: u64) -> Option<Reply> {
         self.begin_creation(by, number, bytes, None)
     }

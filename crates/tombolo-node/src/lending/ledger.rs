@@ -1,10 +1,9 @@
-//! What this node lends: how much, to which peer, and under which names.
+//! The ledger: how much memory this node lends, to which peer, and under which names.
 //!
-//! A segment is a fresh memfd: zeroed by the kernel before anyone sees it, its
-//! pages allocated when it is lent (so that a borrower does not find out later
-//! that there are none), and freed, in the pool, when the peer that has it releases
-//! it or goes; a published segment when its name is gone and nobody reads it. What it
-//! takes of what may be lent can be lent again when it is free ([`crate::memory::reclaim`]).
+//! A segment is a fresh memfd, zeroed by the kernel. Its pages are allocated when it is lent, so that the borrower does
+//! not find out later that there are none. They are freed in the pool when the peer that has the segment releases it or
+//! is lost. A published segment is freed when its name is gone and no peer reads it any more. Its room can be lent
+//! again when the memory is free ([`crate::memory::reclaim`]).
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -24,21 +23,21 @@ use crate::memory::reclaim::{Account, Holder, Room, Segment, TakeError};
 /// Why memory was not lent.
 #[derive(Debug, thiserror::Error)]
 pub enum LendError {
-    /// More than is free.
+    /// More bytes were asked for than are free.
     #[error("{asked_bytes} bytes asked, {free_bytes} free")]
     TooMuch {
-        /// What was asked.
+        /// Bytes asked for.
         asked_bytes: u64,
-        /// What could be lent.
+        /// Bytes that could be lent.
         free_bytes: u64,
     },
-    /// Zero, or not whole pages.
+    /// The size is zero, or not whole pages.
     #[error("{0} bytes are not a whole number of pages")]
     BadSize(u64),
-    /// A peer has as many segments as one may have.
+    /// The peer has as many segments as a peer may have.
     #[error("you have {MAX_SEGMENTS} segments, and may have no more: release some")]
     NoNumber,
-    /// There will be enough when more is freed of what others gave back.
+    /// There will be enough memory when more of what was given back is free.
     #[error("what others gave back is not free yet")]
     BeingFreed,
     /// The system refused.
@@ -61,32 +60,33 @@ impl From<NoRandomNumbers> for LendError {
     }
 }
 
-/// Segments that one peer may have. Each has a descriptor of this process, which others need too.
+/// Maximum number of segments of one peer. Each takes a file descriptor of this process, which needs some for other
+/// purposes.
 const MAX_SEGMENTS: u16 = 256;
-/// From the next on the numbers are of programs' domains.
+/// The last number of a segment. The numbers above it are programs' domains.
 const LAST_NUMBER: u16 = 0x7FFF;
 
-/// A segment with a name. Its bytes do not change any more.
+/// A segment with a name. Its bytes no longer change.
 #[derive(Debug, Clone)]
 pub struct Published {
-    /// The memory; its last page may be longer than the bytes.
+    /// The memory, whose last page may extend beyond the bytes.
     pub segment: Arc<Segment>,
-    /// How many bytes there are.
+    /// Number of bytes.
     pub length_bytes: u64,
-    /// Of those.
+    /// Checksum of the bytes.
     pub checksum: Checksum,
-    /// Since when it has the name.
+    /// When the segment got its name.
     pub since: Instant,
 }
 
-/// What a peer has under a number.
+/// The segment that a peer has under a number.
 #[derive(Debug)]
 enum Holding {
-    /// Memory to do with as it likes. It may have its descriptor.
+    /// Memory for any use of the peer, which may have its descriptor.
     Lent(Segment),
-    /// A draft that the peer fills, to be published. The peer reaches it through this node alone.
+    /// A draft that the peer fills and then publishes, with its length. The peer reaches it through this node alone.
     Draft(Segment, u64),
-    /// What others may read as well.
+    /// A published segment that the peer reads. Other peers may read it, too.
     Reading(Arc<Segment>),
 }
 
@@ -99,18 +99,18 @@ impl Holding {
     }
 }
 
-/// Who has what.
+/// The segments of each peer, and the published segments.
 #[derive(Debug)]
 pub struct Ledger {
     account: Arc<Account>,
     segments: BTreeMap<(PeerId, u16), Holding>,
-    /// The number that was given last.
+    /// The number that was last given to a segment.
     last_number: u16,
     named: BTreeMap<SegmentName, Published>,
 }
 
 impl Ledger {
-    /// Nothing lent yet, of `lend_bytes`.
+    /// A ledger with nothing lent, of `lend_bytes`.
     pub fn new(lend_bytes: u64) -> Self {
         Self {
             account: Account::new(lend_bytes),
@@ -125,17 +125,17 @@ impl Ledger {
         self.account.clone()
     }
 
-    /// What may be lent.
+    /// Bytes that may be lent altogether.
     pub fn lend_bytes(&self) -> u64 {
         self.account.limit_bytes()
     }
 
-    /// What is lent, to peers or for names.
+    /// Bytes that are lent to peers or published.
     pub fn lent_bytes(&self) -> u64 {
         self.account.in_use_bytes()
     }
 
-    /// Takes `bytes` of what may be lent, before they are allocated, which takes time.
+    /// Takes room for `bytes`. This comes before their allocation, which takes time.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<Room, LendError> {
         if bytes == 0 || !bytes.is_multiple_of(4096) {
             return Err(LendError::BadSize(bytes));
@@ -150,7 +150,7 @@ impl Ledger {
         if self.segments.range((peer, 0)..=(peer, u16::MAX)).count() >= MAX_SEGMENTS.into() {
             return Err(LendError::NoNumber);
         }
-        // One after the other: what is late for a segment that was released finds nothing.
+        // Numbers are given in turn, so that late packets for a released segment find nothing.
         let after = (self.last_number + 1..=LAST_NUMBER).chain(1..=self.last_number);
         let number = after.into_iter().find(|&number| !self.segments.contains_key(&(peer, number)));
         let number = number.ok_or(LendError::NoNumber)?;
@@ -159,12 +159,12 @@ impl Ledger {
         Ok(number)
     }
 
-    /// Enters what is lent to a peer; returns its number.
+    /// Enters a segment that is lent to a peer. Returns its number.
     pub fn enter(&mut self, peer: PeerId, segment: Segment) -> Result<u16, LendError> {
         self.hold(peer, Holding::Lent(segment))
     }
 
-    /// Enters what a peer will fill with `length_bytes` and publish; returns its number.
+    /// Enters a draft that a peer will fill with `length_bytes` and publish. Returns its number.
     pub fn enter_draft(
         &mut self,
         peer: PeerId,
@@ -174,7 +174,7 @@ impl Ledger {
         self.hold(peer, Holding::Draft(segment, length_bytes))
     }
 
-    /// Takes what a peer has filled out of its hands: it cannot change it any more.
+    /// Takes a draft away from its peer, which can no longer change it.
     pub fn take_draft(&mut self, peer: PeerId, number: u16) -> Option<(Segment, u64)> {
         match self.segments.remove(&(peer, number)) {
             Some(Holding::Draft(segment, length_bytes)) => Some((segment, length_bytes)),
@@ -186,17 +186,18 @@ impl Ledger {
         }
     }
 
-    /// Gives bytes a name. What had it before is returned: who reads that goes on reading it.
+    /// Publishes a segment under a name. Returns the segment that had the name before: peers that read it go on reading
+    /// it.
     pub fn publish(&mut self, name: SegmentName, published: Published) -> Option<Published> {
         self.named.insert(name, published)
     }
 
-    /// What has this name.
+    /// The segment with this name.
     pub fn named(&self, name: &SegmentName) -> Option<&Published> {
         self.named.get(name)
     }
 
-    /// Everything that has a name, of the names after this one.
+    /// The published segments whose names come after this one, in order.
     pub fn named_after(
         &self,
         name: Option<&SegmentName>,
@@ -205,31 +206,32 @@ impl Ledger {
         self.named.range::<SegmentName, _>((after, Bound::Unbounded))
     }
 
-    /// Takes a name away. Who reads what had it goes on reading it.
+    /// Removes a name and returns its segment: peers that read the segment go on reading it.
     pub fn unpublish(&mut self, name: &SegmentName) -> Option<Published> {
         self.named.remove(name)
     }
 
-    /// How many segments have names, and of how many bytes.
+    /// Number of published segments, and of their bytes.
     pub fn named_totals(&self) -> NamedTotals {
         let bytes = self.named.values().map(|published| published.length_bytes).sum();
         NamedTotals { segments: self.named.len() as u64, bytes }
     }
 
-    /// Lets a peer read what has this name; its number, and what it reads.
+    /// Lets a peer read the segment with this name. Returns the segment's number at that peer, and the segment.
     pub fn open(&mut self, peer: PeerId, name: &SegmentName) -> Option<Result<(u16, Published), LendError>> {
         let published = self.named.get(name)?.clone();
         let number = self.hold(peer, Holding::Reading(published.segment.clone()));
         Some(number.map(|number| (number, published)))
     }
 
-    /// A peer's segment, and whether it is there to be read only.
+    /// The memory of a peer's segment, and whether the peer may only read it.
     pub fn find(&self, peer: PeerId, number: u16) -> Option<(Arc<SharedMemory>, bool)> {
         let holding = self.segments.get(&(peer, number))?;
         Some((holding.memory().clone(), matches!(holding, Holding::Reading(_))))
     }
 
-    /// The memory that is lent to a peer under that number, to be mapped by it: by which of its processes is not known.
+    /// The memory that is lent to a peer under that number, to be passed to the peer again. Which of the peer's
+    /// processes maps it is not known.
     pub fn lent(&mut self, peer: PeerId, number: u16) -> Option<Arc<SharedMemory>> {
         match self.segments.get_mut(&(peer, number))? {
             Holding::Lent(segment) => {
@@ -240,17 +242,17 @@ impl Ledger {
         }
     }
 
-    /// Takes a segment back. False: the peer has no such one.
+    /// Takes a segment back. False: the peer has no segment with this number.
     pub fn release(&mut self, peer: PeerId, number: u16) -> bool {
         let mut released = self.segments.remove(&(peer, number));
         if let Some(Holding::Lent(segment)) = &mut released {
-            // The peer lives, and has it mapped still, perhaps.
+            // The peer is alive and may still have the segment mapped.
             segment.set_holder(Holder::Anybody);
         }
         released.is_some()
     }
 
-    /// Takes everything back that a peer has; returns the bytes.
+    /// Takes all segments of a peer back. Returns the bytes that this frees.
     pub fn release_all(&mut self, peer: PeerId) -> u64 {
         let before = self.lent_bytes();
         let held: Vec<_> =
@@ -261,7 +263,7 @@ impl Ledger {
         before.saturating_sub(self.lent_bytes())
     }
 
-    /// What a peer alone has: what it reads under a name belongs to nobody.
+    /// The segments that only this peer has: not the published segments that it reads.
     pub fn segments_of(&self, peer: PeerId) -> impl Iterator<Item = (u16, &Arc<SharedMemory>)> {
         let holdings = self.segments.range((peer, 0)..=(peer, u16::MAX));
         let own = holdings.filter(|(_, holding)| !matches!(holding, Holding::Reading(_)));
@@ -289,7 +291,7 @@ mod tests {
         Reclaimer::new(crate::memory::blocking::Pools::new(), crate::memory::blocking::Owner::Peer(PeerId(1)))
     }
 
-    /// Waits for what is being freed.
+    /// Takes room, and waits for memory that is being freed.
     fn reserve(ledger: &mut Ledger, bytes: u64) -> Result<Room, LendError> {
         let since = Instant::now();
         loop {
@@ -337,7 +339,7 @@ mod tests {
         let kept = lend(&mut ledger, A, 4096).unwrap();
         let (mut last, reclaimer) = (kept, reclaimer());
         for _ in 0..u32::from(LAST_NUMBER) + 10 {
-            // Its pages do not matter here, and to allocate them takes time.
+            // Memory without its pages: they do not matter here, and allocating them takes time.
             let memory = Arc::new(SharedMemory::create("test", 4096).unwrap());
             let room = reserve(&mut ledger, 4096).unwrap();
             let number = ledger.enter(A, Segment::new(memory, room, reclaimer.clone())).unwrap();
@@ -401,7 +403,7 @@ mod tests {
         let (reading, _) = ledger.open(A, &"x".parse().unwrap()).unwrap().unwrap();
         assert!(ledger.find(A, reading).unwrap().1, "to be read only");
         assert!(ledger.find(B, reading).is_none());
-        // Whoever has lent memory may have its descriptor, and could change it later.
+        // The peer may have the descriptor of lent memory, and could change the memory later.
         let lent = lend(&mut ledger, A, 4096).unwrap();
         for number in [lent, reading, 99] {
             assert!(ledger.take_draft(A, number).is_none());

@@ -1,7 +1,7 @@
 //! Lending: memory of this node that other nodes have, and segments that have names.
 //!
-//! It owns the ledger of what is lent, to which peer and under which names. Allocating and checking are tasks of
-//! the pool, which answer when they are done. It calls the rooms `fabric` and `memory`.
+//! It owns the ledger, which records the memory that is lent, to which peer and under which names. Allocating and
+//! checking are tasks in the pool, which answer when they are done. It calls the rooms `fabric` and `memory`.
 
 pub(crate) mod asker;
 pub(crate) mod creation;
@@ -28,7 +28,7 @@ use crate::memory::blocking::{Owner, Pools};
 use crate::memory::reclaim::Reclaimer;
 use ledger::{Ledger, LendError};
 
-/// What this node lends, and what it does for peers that ask for some of it.
+/// The memory that this node lends, and the tasks for peers that ask for it.
 #[derive(Debug)]
 pub(crate) struct Lending {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
@@ -37,22 +37,22 @@ pub(crate) struct Lending {
 }
 
 impl Lending {
-    /// Nothing lent yet, of `lend_bytes`. Answers are kept where they may be asked for again.
+    /// Nothing is lent yet, of `lend_bytes`. `answered` keeps answers that peers may ask for again.
     pub(crate) fn new(lend_bytes: u64, pools: Pools, answered: Answered) -> Self {
         Self { ledger: Arc::new(Mutex::new(Ledger::new(lend_bytes))), pools, answered }
     }
 
-    /// What frees the memory that an owner has had.
+    /// Makes the reclaimer that frees an owner's memory.
     pub(crate) fn reclaimer(&self, owner: Owner) -> Reclaimer {
         Reclaimer::new(self.pools.clone(), owner)
     }
 
-    /// Whether a peer has memory of this node for itself.
+    /// Whether a peer has lent segments or drafts of this node.
     pub(crate) fn has_some(&self, peer: PeerId) -> bool {
         self.ledger.lock().segments_of(peer).next().is_some()
     }
 
-    /// What a peer has borrowed, if it has; of its links nothing is said.
+    /// The status of a peer that has borrowed memory, without its links. `None`: the peer has borrowed nothing.
     pub(crate) fn borrower(&self, connection: &Connection) -> Option<Borrower> {
         let (mut bytes, mut segments) = (0, 0);
         for (_, memory) in self.ledger.lock().segments_of(connection.id) {
@@ -72,7 +72,7 @@ impl Lending {
         })
     }
 
-    /// Gives a task that answers a peer's question to the pool. The refusal, if it takes no more.
+    /// Gives a task that answers a peer's question to the pool. Returns the refusal if the pool takes no more.
     pub(crate) fn begin_for(
         &self,
         by: &Arc<Connection>,
@@ -85,7 +85,7 @@ impl Lending {
         }
     }
 
-    /// Gives a task to the pool. The refusal, if it takes no more.
+    /// Gives a task to the pool. Returns the refusal if the pool takes no more.
     fn begin(&self, owner: Owner, task: Box<dyn BlockingTask>) -> Option<Reply> {
         self.pools.blocking.offer(owner, task).err().map(|error| failed(&error))
     }

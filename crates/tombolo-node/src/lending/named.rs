@@ -1,7 +1,7 @@
-//! Named segments: what they are called, and how it is known that all bytes are there.
+//! Named segments: their names, and the checksums that show that all bytes have arrived.
 //!
-//! A name is published with the checksum of its bytes, and from then on they never change: new
-//! bytes under the same name are another segment, which takes its place.
+//! A segment is published under a name with the checksum of its bytes, and from then on its bytes never change. New
+//! bytes under the same name are another segment, which replaces the first.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,16 +14,16 @@ use crate::fabric::messages::Checksum;
 
 /// The longest name of a segment, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
-/// What a hasher copies out of shared memory at once.
+/// Bytes that a hasher copies out of shared memory at once.
 const COPY_BYTES: usize = 64 * 1024;
 
-/// The name of a segment: 1 to 255 bytes, without `/`, `:` and characters that are not shown or change the
-/// order of those that are (control characters, for instance), and neither `.`
-/// nor `..`, so that it is the name of a file as well and stands behind an address.
+/// The name of a segment: 1 to 255 bytes. It has no `/`, no `:`, and no character that is invisible or changes the
+/// order of visible ones (control characters, for instance). It is neither `.` nor `..`. So it is a valid file name and
+/// can follow an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentName(String);
 
-/// Why a text is no name of a segment.
+/// Why parsing a segment's name failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// The name is empty.
@@ -32,10 +32,10 @@ pub enum NameError {
     /// The name is too long.
     #[error("the name of a segment has {0} bytes, and may have {MAX_NAME_BYTES}")]
     TooLong(usize),
-    /// It has a character that no name has.
+    /// The name has a character that is not allowed.
     #[error("a segment cannot be called {0:?}: its name may not have {1:?}")]
     Character(String, char),
-    /// It means a directory.
+    /// The name is `.` or `..`, which mean directories.
     #[error("a segment cannot be called `{0}`")]
     Directory(String),
 }
@@ -71,7 +71,7 @@ impl fmt::Display for SegmentName {
     }
 }
 
-/// Makes a [`Checksum`] of bytes that come one piece after the other.
+/// Computes a [`Checksum`] of bytes that come piece by piece.
 #[derive(Clone)]
 pub struct Hasher(Context);
 
@@ -88,12 +88,12 @@ impl fmt::Debug for Hasher {
 }
 
 impl Hasher {
-    /// The next bytes.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The next bytes, in memory that others may reach.
+    /// Adds the next bytes, from memory that other threads or processes may change.
     pub fn update_shared(&mut self, span: SharedSpan<'_>) {
         let mut copy = Vec::with_capacity(COPY_BYTES.min(span.len()));
         let mut offset = 0;
@@ -107,7 +107,7 @@ impl Hasher {
         }
     }
 
-    /// The checksum of all of them.
+    /// Returns the checksum of all bytes.
     pub fn finish(self) -> Checksum {
         let mut checksum = Checksum([0; 32]);
         for (target, byte) in checksum.0.iter_mut().zip(self.0.finish().as_ref()) {
@@ -137,7 +137,7 @@ mod tests {
             ("a\nb", r"'\n'"),
             ("a\u{1b}[2J", r"'\u{1b}'"),
             ("a\u{85}", r"'\u{85}'"),
-            // Shown, this one ends in `.txt`.
+            // When displayed, this name seems to end in `.txt`.
             ("a\u{202e}txt.exe", r"'\u{202e}'"),
             ("a\u{200b}", r"'\u{200b}'"),
             (&too_long, "256 bytes"),

@@ -1,4 +1,4 @@
-//! Segments with names, as other nodes ask for them: found, listed, opened, deleted.
+//! Requests of other nodes about named segments: finds, lists, opens and deletes them.
 
 use crate::fabric::messages::{NamedSegment, Reply};
 use crate::fabric::neighbour::Neighbour;
@@ -6,12 +6,12 @@ use crate::lending::ledger::Published;
 use crate::lending::named::SegmentName;
 use crate::lending::{Lending, failed, refused};
 
-/// Of a list, so that its answer is a control message.
+/// Maximum size of a list, so that the answer fits into a control message.
 const MAX_LIST_BYTES: usize = 12 * 1024;
-/// What an entry takes besides its name: two numbers, a length and the checksum.
+/// Bytes that an entry takes besides its name: two numbers, a length and the checksum.
 const ENTRY_BYTES: usize = 64;
 
-/// What a published segment is, as peers are told.
+/// The description of a published segment for peers.
 fn described(name: &SegmentName, published: &Published) -> NamedSegment {
     NamedSegment {
         name: name.as_str().to_owned(),
@@ -33,7 +33,7 @@ impl Lending {
     pub(crate) fn open_name(&self, neighbour: &Neighbour, name: &str) -> Reply {
         with_name(name, |name| {
             let mut ledger = self.ledger.lock();
-            // A peer that is lost by now is forgotten under this lock, before or after.
+            // A peer that is lost by now is forgotten under this lock, before or after this.
             if neighbour.loss().is_some() {
                 return Reply::Failed("the link is lost".into());
             }

@@ -1,12 +1,12 @@
-//! Publishing: a draft that a peer has filled is checked, and gets its name.
+//! Publishing: checks a draft that a peer has filled, and gives it its name.
 //!
 //! ```text
 //!   Create --> draft --- the peer's writes ---> Publish --> checksum --> name
 //!               |  goes with its link             |           | not that which was said: freed
 //! ```
 //!
-//! A draft is reached through the engine alone: its descriptor stays here, so once it is taken
-//! out of the peer's hands nobody can change it. It is checked in the pool.
+//! Peers reach a draft through the engine alone, because its descriptor stays in this node. So after the draft is taken
+//! from its peer, no peer can change it. It is checked in the pool.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,10 +23,10 @@ use crate::lending::{Lending, failed};
 use crate::memory::blocking::Owner;
 use crate::memory::reclaim::Segment;
 
-/// How much is hashed in one step.
+/// Bytes hashed in one step.
 const STEP_BYTES: usize = 8 << 20;
 
-/// Checks a full draft and gives it its name.
+/// The task that checks a filled draft and gives it its name.
 struct Publication {
     asker: Asker,
     ledger: Arc<Mutex<Ledger>>,
@@ -44,7 +44,7 @@ impl BlockingTask for Publication {
         }
         let Some((mut segment, length_bytes)) = self.draft.take() else { return Step::Over };
         if segment.is_in_use() {
-            // A packet that came before is being placed by another thread: soon that is over.
+            // Another thread is still placing an earlier packet, which soon ends.
             self.draft = Some((segment, length_bytes));
             return Step::Waits;
         }
@@ -72,7 +72,7 @@ impl BlockingTask for Publication {
 }
 
 impl Lending {
-    /// Publishes a draft. None: the answer follows.
+    /// Publishes a draft. `None`: the answer follows.
     pub(crate) fn publish(
         &self,
         by: &Arc<Connection>,

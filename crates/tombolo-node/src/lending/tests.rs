@@ -1,4 +1,4 @@
-//! Named segments and lent memory, asked for over links of a node that is served.
+//! Tests of named segments and lent memory over links to a node that is served.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -61,7 +61,7 @@ impl Drop for Lender {
     }
 }
 
-/// A node that asks.
+/// A node that sends requests to a [`Lender`].
 struct Borrower {
     node: Arc<Node>,
     peer: Arc<Connection>,
@@ -193,7 +193,7 @@ fn a_reader_keeps_what_it_reads_and_cannot_change_it() {
     assert_eq!(one.ask(Request::Open { name: "x".into() }), Reply::NoSuchName);
 }
 
-/// What a lender says of itself, asked by way of its loop.
+/// The lent bytes and the bytes being freed, as the lender's loop reports them.
 fn being_freed(asker: &Borrower) -> (u64, u64) {
     let Reply::Status { part, .. } = asker.ask(Request::Status { from: 0, counters: false }) else {
         panic!()
@@ -208,7 +208,7 @@ fn freeing_what_one_has_borrowed_holds_up_nobody_else() {
     let lender = Lender::new(BYTES + (8 << 20));
     let (one, other, third) = (Borrower::new(&lender), Borrower::new(&lender), Borrower::new(&lender));
     assert!(matches!(one.ask(Request::Lend { bytes: BYTES }), Reply::Lent { .. }));
-    // Somebody copies from it for a long time.
+    // The test holds the memory, as a long copy would.
     let held = lender.node.peers().iter().find_map(|peer| {
         let ledger = lender.node.lending.ledger.lock();
         ledger.segments_of(peer.id).next().map(|(_, memory)| memory.clone())
@@ -219,10 +219,10 @@ fn freeing_what_one_has_borrowed_holds_up_nobody_else() {
     while being_freed(&other) != (0, BYTES) {
         assert!(since.elapsed() < TIMEOUT, "the borrower is not forgotten");
     }
-    // Others are answered, and have what is left.
+    // Other borrowers get answers, and can borrow what is left.
     assert!(matches!(other.ask(Request::Lend { bytes: 8 << 20 }), Reply::Lent { .. }));
     std::thread::scope(|scope| {
-        // A borrower that comes back waits for what it had.
+        // A borrower that comes back waits until its former memory is free.
         let (node, peer) = (&third.node, &third.peer);
         let returns = scope.spawn(move || node.ask(peer, Request::Lend { bytes: BYTES }, TIMEOUT).unwrap().0);
         for _ in 0..100 {
@@ -289,7 +289,7 @@ fn two_thousand_segments_have_names_and_all_of_it_is_told() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     const SEGMENTS: u64 = 2000;
-    // Each has a descriptor of the node.
+    // Each segment takes one file descriptor of the process that the node runs in: here, of the test.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     let lender = Lender::new(SEGMENTS * 4096);
@@ -358,7 +358,7 @@ fn a_copy_that_is_interrupted_waits_for_no_answer() {
         crate::Store::connect("write", std::slice::from_ref(&lender.address), &Security::Insecure).unwrap();
     store.interrupt_when(|| INTERRUPTED.load(Ordering::Relaxed));
     let name = "x".parse().unwrap();
-    // The node cannot allocate anything.
+    // The held lock keeps the node from allocating.
     let held = lender.node.lending.ledger.lock();
     let written = std::thread::scope(|scope| {
         let writing = scope.spawn(|| store.write(&name, 100, &mut &[0_u8; 100][..], &mut |_| true));

@@ -9,7 +9,7 @@ use tombolo_host::timing::node as timing;
 /// Why memory was not allocated.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocationError {
-    /// Zero, or not whole pages.
+    /// The size is zero, or not whole pages.
     #[error("{0} bytes are not a whole number of pages")]
     BadSize(u64),
     /// The system refused.
@@ -17,16 +17,17 @@ pub enum AllocationError {
     System(String),
 }
 
-/// How much is allocated in one go.
+/// Bytes allocated in one step.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// Memory whose pages are being allocated, huge ones where the kernel has them: to copy there is faster by a
-/// sixth to a third, to map them takes next to no time, and to allocate them no more than ordinary ones.
+/// Memory whose pages are being allocated, as huge pages where the kernel has them. Copying to huge pages is faster by
+/// a sixth to a third, mapping them takes next to no time, and allocating them takes no longer than ordinary pages.
 #[derive(Debug)]
 pub struct Allocation {
     memory: SharedMemory,
     done_bytes: u64,
-    /// How long the huge ones may still take; none: there are no more.
+    /// What is left of the time reserve for slow huge pages ([`timing::HUGE_PAGES_RESERVE`]). `None`: no more are
+    /// tried.
     huge_time_left: Option<Duration>,
 }
 
@@ -36,7 +37,7 @@ impl Allocation {
         Self::with(bytes, |length| SharedMemory::create("tombolo-segment", length))
     }
 
-    /// As [`Self::new`], memory that others are to map for reading only: it is to be sealed for that.
+    /// As [`Self::new`], for memory that other processes will map for reading only. It can be sealed for that later.
     pub fn for_readers(bytes: u64) -> Result<Self, AllocationError> {
         Self::with(bytes, |length| SharedMemory::create_growing_seals("tombolo-window", length))
     }
@@ -50,9 +51,9 @@ impl Allocation {
         Ok(Self { memory, done_bytes: 0, huge_time_left: Some(timing::HUGE_PAGES_RESERVE) })
     }
 
-    /// Allocates some of the pages; true when it has all.
+    /// Allocates some of the pages. Returns true when all are allocated.
     pub fn go_on(&mut self) -> Result<bool, AllocationError> {
-        // Pages on demand could fail when a borrower writes, as SIGBUS or worse.
+        // Allocate now: allocation on demand could fail when a borrower writes, as SIGBUS or worse.
         let bytes = self.memory.len() as u64;
         let step = STEP_BYTES.min(bytes - self.done_bytes);
         for offset in (self.done_bytes..self.done_bytes + step).step_by(HUGE_PAGE_BYTES) {

@@ -1,26 +1,27 @@
-//! What takes long or blocks, and is done in a pool of threads: allocating and freeing memory, checking
-//! published segments, looking at descriptors that programs pass.
+//! Work that takes long or blocks, for pools of threads: allocating and freeing memory, checking published segments,
+//! looking at descriptors that programs pass.
 //!
 //! ```text
 //!   engine's loop, programs' thread ── task ──► pool ── answer ──► peer, program
 //! ```
 //!
-//! Nothing in here decides who may have what: a task has what it needs, was let in by whoever asked for it,
-//! and answers when it is done.
+//! Pools make no decisions about rights: the caller checks a request before it makes a task. The task has all that it
+//! needs, and answers when it is done.
 
 use tombolo_core::rdma::PeerId;
 use tombolo_host::pool::{Pool, PoolLimits, PoolOwner, Urgency};
 
-/// For whom something is done. One of them never waits for the end of another's.
+/// The party that a task works for. An owner never waits for the end of another owner's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
     /// A peer.
     Peer(PeerId),
-    /// The program of that domain, in that life of it.
+    /// The program with this domain and this life.
     Program(u16, u32),
-    /// A process: what it passes may make the kernel wait for it, in each of its domains.
+    /// A process, for tasks with descriptors that it passes, in any of its domains: a descriptor may make the kernel
+    /// wait for the process.
     Process {
-        /// Its number; 0 for those whose number is not known, which together are one.
+        /// Its number. 0 if the number is not known: all such processes of a user count as one.
         id: u32,
         /// Its user.
         user: u32,
@@ -28,7 +29,7 @@ pub(crate) enum Owner {
 }
 
 impl PoolOwner for Owner {
-    /// A user can have any number of processes, which are one group.
+    /// All processes of a user are one group, because a user can have any number of processes.
     fn group(&self) -> Option<u32> {
         match self {
             Self::Process { user, .. } => Some(*user),
@@ -37,15 +38,15 @@ impl PoolOwner for Owner {
     }
 }
 
-/// Threads: enough that some wait in the kernel while others go on, and few enough that they leave the
-/// processors to the engine.
+/// Number of threads: enough that some can wait in the kernel while others go on, and few enough to leave processors to
+/// the engine.
 const THREADS: usize = 4;
-/// Threads for the processes of one user. What they pass may keep these busy for as long as they like; the others
-/// lend, allocate and free.
+/// Maximum number of threads that work for the processes of one user. Descriptors that they pass may keep these threads
+/// busy for any time. The remaining threads lend, allocate and free.
 const THREADS_OF_USER: usize = 2;
-/// Tasks of one owner that wait. Twice as many as a peer may have asked for, or a program.
+/// Maximum number of waiting tasks of one owner: twice as many as a peer or a program may have asked for.
 const TASKS_OF_OWNER: usize = 128;
-/// Tasks that wait, of all of them.
+/// Maximum number of waiting tasks of all owners.
 const TASKS: usize = 8192;
 
 const LIMITS: PoolLimits = PoolLimits {
@@ -58,9 +59,9 @@ const LIMITS: PoolLimits = PoolLimits {
 /// A node's pools.
 #[derive(Clone, Debug)]
 pub(crate) struct Pools {
-    /// For what somebody waits for.
+    /// For tasks that a peer or a program waits for.
     pub(crate) blocking: Pool<Owner>,
-    /// For freeing: nobody waits for that, or who does helps (decision 20).
+    /// For freeing memory: no thread waits for these tasks, or a thread that does helps with them (decision 20).
     pub(crate) freeing: Pool<Owner>,
 }
 
@@ -92,13 +93,13 @@ pub(crate) mod testing {
         }
     }
 
-    /// A task that hangs as long as both ends are there: the first says that it hangs.
+    /// A task that hangs until the returned ends are dropped. The returned receiver gets a message when the task hangs.
     pub(crate) fn hanging() -> ((Receiver<()>, Sender<()>), Box<Hanging>) {
         let ((hangs, hung), (let_go, is_let_go)) = (channel(), channel());
         ((hung, let_go), Box::new(Hanging(hangs, is_let_go)))
     }
 
-    /// Makes an owner's work hang, as long as what is returned is there.
+    /// Makes an owner's tasks hang until the returned sender is dropped.
     pub(crate) fn hang(pool: &Pool<Owner>, owner: Owner) -> Sender<()> {
         let ((hung, let_go), task) = hanging();
         pool.offer(owner, task).unwrap();
@@ -120,7 +121,7 @@ mod tests {
         for (id, task) in (3..).zip(waiting) {
             pool.offer(process(id), task).unwrap();
         }
-        // Each returns when a thread works for the peer.
+        // Each call returns when a thread works for the peer.
         let _peers = [1, 2].map(|peer| testing::hang(&pool, Owner::Peer(PeerId(peer))));
         assert!((3..=8).all(|id| pool.waiting_of(process(id)) == 1));
     }

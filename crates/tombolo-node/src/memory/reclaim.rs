@@ -1,12 +1,13 @@
-//! Memory that was given out and is given back: how much there is, and freeing it.
+//! Accounts of the memory that was given out, and freeing memory that is given back.
 //!
 //! ```text
 //!   free ──take──► taken ──Reclaimer::retire──► being freed ──► free
 //! ```
 //!
-//! To free gigabytes takes seconds. Who retires memory hands it to a thread that oversees it, and waits for nothing. Its
-//! pages are given back in pieces, by threads that stand back, so that nobody else's work waits for it; what is being freed
-//! cannot be given out again before it is free. Who wants it meanwhile gives pieces back, too (decision 20).
+//! Freeing gigabytes takes seconds. A thread that retires memory does not wait: a task in the pool oversees the
+//! freeing. Threads that stand back, which take only the processor time that other threads leave, give the pages back
+//! to the system in pieces. So no other work waits for them. Memory that is being freed cannot be given out again
+//! before it is free. A thread that wants it meanwhile gives pieces back, too (decision 20).
 //!
 //! ```text
 //!   retired ─► Retired, on a thread that does not stand back: held ─► emptying ─► unmapping ─► free
@@ -14,8 +15,8 @@
 //!                            Freeing, on a thread that stands back ◄─────┴─────► who waits for room
 //! ```
 //!
-//! Threads that stand back may have no processor for long. So they share no lock with the engine's loop, and start no
-//! thread: one that they start stands back as well.
+//! Threads that stand back may have no processor for long. So they share no lock with the engine's loop. They also
+//! start no thread, since a thread that they start would stand back as well.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -30,41 +31,42 @@ use tombolo_host::timing::node as timing;
 
 use crate::memory::blocking::{Owner, Pools};
 
-/// How much is unmapped in one step.
+/// Bytes unmapped in one step.
 const UNMAP_BYTES: usize = 64 << 20;
-/// How much is given back in one step: half a millisecond, so that who wants room has not long to wait for a thread that
-/// has it in hands and no processor. Whole huge pages: of one that a piece ends in, each part is emptied by itself.
+/// Bytes given back in one step. This takes half a millisecond, so that a thread that wants room does not wait long for
+/// a piece whose thread has no processor. Whole huge pages, since a huge page that lies in two pieces is emptied part
+/// by part.
 const EMPTY_BYTES: usize = 4 << 20;
-/// For how long after a try to free some, who waits for room is taken to try again: it does every millisecond, when it
-/// has a processor. A bound, not a measurement.
+/// How long after a thread that waits for room has helped to free, it is expected to help again: it does so every
+/// millisecond, when it has a processor. A bound, not a measurement.
 const HURRY: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken {
-    /// By somebody who has it.
+    /// Bytes that are given out.
     in_use_bytes: u64,
-    /// By nobody any more, but its memory is not free yet.
+    /// Bytes that were given back and whose memory is not free yet.
     being_freed_bytes: u64,
 }
 
-/// Why nothing was taken of an account.
+/// Why room was not taken from an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakeError {
-    /// There is not so much, even when all is freed that is being freed.
+    /// There is not enough, even when all memory that is being freed is free.
     TooMuch {
-        /// What could be taken then.
+        /// Bytes that could be taken then.
         free_bytes: u64,
     },
-    /// There will be enough when more is freed.
+    /// There will be enough when more memory is freed.
     BeingFreed,
 }
 
-/// How much memory may be given out, and how much is.
+/// How much memory may be given out, and how much is given out.
 #[derive(Debug)]
 pub(crate) struct Account {
     limit_bytes: u64,
     taken: Mutex<Taken>,
-    /// What is being emptied of it.
+    /// Memory of this account whose pages are being given back.
     emptying: Mutex<Vec<Arc<Emptying>>>,
     hurry: Hurry,
 }
@@ -79,8 +81,8 @@ impl Account {
         })
     }
 
-    /// For who waits for room: frees some, and is to look again, at once where there was something to do. Those that
-    /// stand back leave the rest to it.
+    /// Gives one piece back, for a task that waits for room. The task then tries again, at once if there was a piece.
+    /// Threads that stand back leave the pieces to it meanwhile.
     pub(crate) fn help_to_free(&self) -> Step {
         self.hurry.begin();
         let of_use = self.emptying.lock().iter().find(|emptying| !emptying.is_claimed()).cloned();
@@ -94,17 +96,17 @@ impl Account {
         self.limit_bytes
     }
 
-    /// What somebody has.
+    /// Bytes that are given out.
     pub(crate) fn in_use_bytes(&self) -> u64 {
         self.taken.lock().in_use_bytes
     }
 
-    /// What nobody has any more, and is not free yet.
+    /// Bytes that were given back and are not free yet.
     pub(crate) fn being_freed_bytes(&self) -> u64 {
         self.taken.lock().being_freed_bytes
     }
 
-    /// Takes so much, before it is allocated.
+    /// Takes room for `bytes`, before they are allocated.
     pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Room, TakeError> {
         let mut taken = self.taken.lock();
         let free_bytes = self.limit_bytes.saturating_sub(taken.in_use_bytes);
@@ -119,7 +121,7 @@ impl Account {
     }
 }
 
-/// A part of an account, taken. It is free again when this is dropped.
+/// A taken part of an account. It is free again when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Room {
     bytes: u64,
@@ -147,14 +149,14 @@ impl Drop for Room {
     }
 }
 
-/// Who outside this node may have memory mapped.
+/// The processes outside this node that may have memory mapped.
 #[derive(Clone, Debug)]
 pub enum Holder {
-    /// Its descriptor was given to nobody.
+    /// No process: the descriptor was not given away.
     Nobody,
-    /// This process, of which this is a pidfd.
+    /// The process of this pidfd.
     Process(Arc<OwnedFd>),
-    /// Who it is, is not known.
+    /// Unknown processes.
     Anybody,
 }
 
@@ -168,11 +170,11 @@ impl Holder {
     }
 }
 
-/// Whether who waits for room frees.
+/// Whether a task that waits for room currently frees pieces itself.
 #[derive(Debug)]
 struct Hurry {
     start: Instant,
-    /// Milliseconds after the start.
+    /// End of the hurry, in milliseconds after `start`.
     until_ms: AtomicU64,
 }
 
@@ -194,7 +196,7 @@ impl Hurry {
     }
 }
 
-/// Frees what one owner has had.
+/// Frees memory that one owner had.
 #[derive(Clone, Debug)]
 pub(crate) struct Reclaimer {
     pools: Pools,
@@ -206,8 +208,8 @@ impl Reclaimer {
         Self { pools, owner }
     }
 
-    /// Nobody finds this memory any more; who has found it copies or sends a block and lets it go. There
-    /// are never more of these than segments were given out.
+    /// Begins to free memory that can no longer be found. A thread that found it before copies or sends a block and
+    /// then drops it. There are never more such tasks than segments were given out.
     fn retire(&self, memory: Arc<SharedMemory>, mut room: Room, holder: Holder) {
         room.begin_freeing();
         let retired = Retired {
@@ -221,18 +223,18 @@ impl Reclaimer {
         self.pools.blocking.give_back(self.owner, Box::new(retired));
     }
 
-    /// Has threads that stand back empty this. False: there are none.
+    /// Hands the emptying to threads that stand back. False: there are none.
     fn stand_back(&self, emptying: &Arc<Emptying>, account: &Arc<Account>) -> bool {
         let freeing = Freeing { emptying: Arc::downgrade(emptying), account: account.clone() };
         self.pools.freeing.give_back(self.owner, Box::new(freeing))
     }
 }
 
-/// Memory whose pages are given back from the end, by any number of threads.
+/// Memory whose pages are given back piece by piece from the end, by any number of threads.
 #[derive(Debug)]
 struct Emptying {
     memory: SharedMemory,
-    /// So many bytes at the beginning are in nobody's hands yet.
+    /// Number of bytes at the beginning that no thread has claimed yet.
     left_bytes: AtomicUsize,
 }
 
@@ -241,7 +243,7 @@ impl Emptying {
         self.left_bytes.load(Ordering::Relaxed) == 0
     }
 
-    /// False: there is none that others do not have in hands.
+    /// Claims a piece and gives it back. False: all pieces are claimed.
     fn give_piece_back(&self) -> bool {
         let begin_of_last = |end: usize| end.saturating_sub(1) / EMPTY_BYTES * EMPTY_BYTES;
         let claim = |end: usize| (end > 0).then(|| begin_of_last(end));
@@ -250,16 +252,16 @@ impl Emptying {
         };
         let begin = begin_of_last(end);
         if self.memory.give_pages_back(begin, end - begin).is_err() {
-            // They are free with the last mapping and descriptor.
+            // The pages are freed with the last mapping and descriptor instead.
             self.left_bytes.store(0, Ordering::Relaxed);
         }
         true
     }
 }
 
-/// Gives pages back until nothing is left, on a thread that stands back.
+/// The task that gives pieces back until none is left, on a thread that stands back.
 struct Freeing {
-    /// Whoever oversees it waits only for who has a piece in hands.
+    /// Weak, so that the overseeing task waits only for threads that have claimed a piece.
     emptying: Weak<Emptying>,
     account: Arc<Account>,
 }
@@ -278,22 +280,22 @@ impl BlockingTask for Freeing {
 
 #[derive(Debug)]
 enum Retiring {
-    /// Others may have it still.
+    /// The holder or a copying thread may still have it.
     Held(Arc<SharedMemory>),
     /// Threads that stand back give its pages back.
     LeftToOthers(Arc<Emptying>),
-    /// This task does, since there are no such threads, or they have not come to it.
+    /// This task gives its pages back, since no such thread has done so.
     Emptying(Arc<Emptying>),
     Unmapping(Unmapping),
     Free,
 }
 
-/// Memory that is being freed, and then its room. On a thread that does not stand back.
+/// The task that frees memory and then its room, on a thread that does not stand back.
 #[derive(Debug)]
 struct Retired {
     memory: Retiring,
     holder: Holder,
-    /// Since when it is held, or what is left of it has not become less.
+    /// When the memory was retired, or when `left_bytes` last became less.
     since: Instant,
     left_bytes: usize,
     reclaimer: Reclaimer,
@@ -301,11 +303,11 @@ struct Retired {
 }
 
 impl Retired {
-    /// Its holder may live, or somebody copies from it.
+    /// Waits while the holder may be alive or a thread copies from the memory.
     fn hold(&mut self, memory: Arc<SharedMemory>) -> Step {
         let may_live = self.holder.may_live();
         if may_live && self.since.elapsed() > timing::HOLDER_END {
-            // It does not end because of its link.
+            // The process has not ended with its link: it may keep the memory mapped.
             self.holder = Holder::Anybody;
         }
         let is_anybodys = matches!(self.holder, Holder::Anybody);
@@ -321,7 +323,7 @@ impl Retired {
         Step::More
     }
 
-    /// Whether those who stand back have not come to it for long.
+    /// Whether threads that stand back have given nothing back for long.
     fn is_left_lying(&mut self, emptying: &Emptying) -> bool {
         let left_bytes = emptying.left_bytes.load(Ordering::Relaxed);
         if std::mem::replace(&mut self.left_bytes, left_bytes) != left_bytes {
@@ -341,7 +343,7 @@ impl Retired {
         }
     }
 
-    /// All of it is in somebody's hands.
+    /// All pieces are claimed: begins to unmap the memory as soon as no thread has a piece.
     fn emptied(&mut self, emptying: Arc<Emptying>) -> Step {
         self.room.account.emptying.lock().retain(|other| !Arc::ptr_eq(other, &emptying));
         match Arc::try_unwrap(emptying) {
@@ -379,7 +381,7 @@ impl BlockingTask for Retired {
             },
             Retiring::Unmapping(mut memory) => {
                 if memory.go_on(UNMAP_BYTES) {
-                    // With its descriptor the last of it goes, where nobody else has one.
+                    // Dropping the descriptor frees the rest, unless another process has one.
                     return Step::Over;
                 }
                 self.memory = Retiring::Unmapping(memory);
@@ -390,33 +392,33 @@ impl BlockingTask for Retired {
     }
 }
 
-/// Memory, and the room that it takes. When it is dropped, both are given back in the pool that frees.
+/// Memory, and the room that it takes. When this is dropped, both are freed in the pool.
 #[derive(Debug)]
 pub struct Segment {
     memory: Arc<SharedMemory>,
-    /// None when it has been given back.
+    /// `None` after the room was given back.
     room: Option<Room>,
     holder: Holder,
     reclaimer: Reclaimer,
 }
 
 impl Segment {
-    /// Of memory as large as the room.
+    /// A segment of memory that is as large as its room.
     pub(crate) fn new(memory: Arc<SharedMemory>, room: Room, reclaimer: Reclaimer) -> Self {
         Self { memory, room: Some(room), holder: Holder::Anybody, reclaimer }
     }
 
-    /// Nobody but this holder has it mapped outside this node.
+    /// Records that no process outside this node but `holder` can have the memory mapped.
     pub(crate) fn set_holder(&mut self, holder: Holder) {
         self.holder = holder;
     }
 
-    /// Its memory.
+    /// The segment's memory.
     pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
 
-    /// Whether somebody who has found it reaches it still.
+    /// Whether a thread that found the memory still uses it.
     pub fn is_in_use(&mut self) -> bool {
         Arc::get_mut(&mut self.memory).is_none()
     }
@@ -460,7 +462,7 @@ mod tests {
         let segment = Segment::new(memory.clone(), account.take(BYTES).unwrap(), reclaimer);
         assert_eq!(account.take(4096).err(), Some(TakeError::TooMuch { free_bytes: 0 }));
         drop(segment);
-        // Somebody copies from it still.
+        // The test still holds the memory, as a copy would.
         assert_eq!((account.in_use_bytes(), account.being_freed_bytes()), (0, BYTES));
         assert_eq!(account.take(4096).err(), Some(TakeError::BeingFreed));
         assert_eq!(account.take(2 * BYTES).err(), Some(TakeError::TooMuch { free_bytes: BYTES }));
@@ -514,7 +516,7 @@ mod tests {
         assert_eq!(account.help_to_free(), Step::Waits, "one is held");
         let room = account.take(3 * BYTES).unwrap();
         drop((held, hanging));
-        // The task of each finds the rest, or nothing.
+        // Each segment's task frees the rest, if anything is left.
         wait_until_freed(&account);
         assert_eq!(account.in_use_bytes(), 3 * BYTES);
         drop(room);

@@ -1,4 +1,5 @@
-//! Accesses to one program's own memory: the area that is shared with whoever makes them, and the bytes that lie there.
+//! Access to one program's own memory: the area shared with the threads that make the accesses, and the staging in it
+//! for their bytes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use tombolo_host::shared::{SharedMemoryError, SharedSpan, SharedSpanMut};
 use super::domain::ProgramDomain;
 use super::helper::{Helper, HelperCommand};
 
-/// The staging is given out in pieces of so many bytes.
+/// Size of the pieces in which the staging is given out.
 const PIECE_BYTES: usize = 4096;
 const PIECES: usize = STAGING_BYTES / PIECE_BYTES;
 
@@ -27,7 +28,7 @@ pub(crate) struct LoopWake {
 }
 
 impl LoopWake {
-    /// Something has happened that the loop looks for, stored sequentially consistently.
+    /// Wakes the loop after a change that the loop checks for. The change must be stored with sequential consistency.
     pub(crate) fn wake(&self) {
         if self.is_asleep.load(Ordering::SeqCst) {
             let _ = self.event.signal();
@@ -35,7 +36,7 @@ impl LoopWake {
     }
 }
 
-/// Which pieces of a staging are in use.
+/// A bit for each piece of a staging: whether it is in use.
 #[derive(Debug)]
 struct Pieces([u64; PIECES / 64]);
 
@@ -55,7 +56,7 @@ impl Pieces {
         }
     }
 
-    /// The first run of so many free pieces: low ones are warm.
+    /// Takes the first run of `count` free pieces. Low pieces come first because they are warm in the cache.
     fn take(&mut self, count: usize) -> Option<usize> {
         let (mut start, mut piece) = (0, 0);
         while piece < PIECES {
@@ -80,23 +81,23 @@ impl Pieces {
 struct Books {
     posted: u64,
     taken: u64,
-    /// Nothing is ordered or answered any more.
+    /// No order or answer is taken any more.
     is_closed: bool,
     pieces: Pieces,
 }
 
-/// Who makes the accesses.
+/// The threads that make the accesses.
 #[derive(Debug)]
 enum Maker {
     /// Threads of the program.
     Program,
-    /// Threads of this process: the program, if the node is in it, or what a node without a command for helpers has.
+    /// Threads of this process: the node is in the program, or it has no command for helpers.
     Node(#[expect(dead_code, reason = "they end when it is dropped")] AccessThreads),
-    /// A process of its own.
+    /// A helper process.
     Helper(Helper),
 }
 
-/// Whose memory it is that an area reaches.
+/// The process whose memory an area reaches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Whose {
     context: ContextId,
@@ -105,27 +106,27 @@ pub(super) struct Whose {
 }
 
 impl Whose {
-    /// A new area of that process.
+    /// The identity for a new area of this process.
     pub(super) fn of(domain: &ProgramDomain) -> Self {
         let base = process_base(domain.process);
         Self { context: domain.new_context(), domain: domain.number, base }
     }
 }
 
-/// What the node has of one program's own memory.
+/// The node's access to one program's own memory: the area, its bookkeeping, and the threads that make the accesses.
 #[derive(Debug)]
 pub(crate) struct OwnAccess {
     pub(crate) context: ContextId,
     /// The domain's number.
     pub(crate) domain: u16,
-    /// Where the memory of the process begins in the domain.
+    /// Address in the domain at which the memory of the process begins.
     base: u64,
     area: AccessArea,
     books: Mutex<Books>,
     maker: Maker,
-    /// Orders that are not answered.
+    /// Number of orders that are not answered yet.
     open: AtomicU32,
-    /// Those of all areas.
+    /// Number of such orders of all areas.
     open_altogether: Arc<AtomicU32>,
 }
 
@@ -144,7 +145,7 @@ impl OwnAccess {
         }
     }
 
-    /// The program makes the accesses.
+    /// An access whose orders the program carries out itself.
     pub(super) fn by_program(
         whose: Whose,
         open_altogether: &Arc<AtomicU32>,
@@ -152,7 +153,7 @@ impl OwnAccess {
         Ok(Self::new(whose, AccessArea::create()?, Maker::Program, open_altogether))
     }
 
-    /// The program cannot: a helper makes them, or threads of this process.
+    /// An access for a program that cannot carry out orders: a helper does, or threads of this process.
     pub(super) fn by_node(
         whose: Whose,
         memory: ProgramMemory,
@@ -177,7 +178,7 @@ impl OwnAccess {
         Ok(Self::new(whose, area, maker, open_altogether))
     }
 
-    /// Whether it reaches the memory of the process that has this life.
+    /// Whether this reaches the memory of the process with this life.
     pub(crate) fn is_of(&self, life: u32) -> bool {
         self.context.0 >> 32 == u64::from(life)
     }
@@ -186,17 +187,17 @@ impl OwnAccess {
         matches!(self.maker, Maker::Program)
     }
 
-    /// Whether nothing is ordered, and no byte of the staging is in use.
+    /// Whether no order is open and no byte of the staging is in use.
     pub(crate) fn is_at_rest(&self) -> bool {
         self.open.load(Ordering::Relaxed) == 0 && self.books.lock().pieces.0.iter().all(|used| *used == 0)
     }
 
-    /// Whether a helper was to make the accesses, and has ended.
+    /// Whether the accesses are made by a helper that has ended.
     pub(crate) fn has_lost_its_helper(&self) -> bool {
         matches!(&self.maker, Maker::Helper(helper) if helper.has_ended())
     }
 
-    /// Whether nobody makes accesses: after [`Self::close`].
+    /// Whether no helper makes accesses any more, after [`Self::close`].
     pub(super) fn is_abandoned(&self) -> bool {
         match &self.maker {
             Maker::Helper(helper) => helper.has_ended(),
@@ -204,13 +205,13 @@ impl OwnAccess {
         }
     }
 
-    /// For the program.
+    /// The descriptor of the area, for the program.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.area.as_fd()
     }
 
-    /// Gives an order. False: nobody carries it out, as the domain is closed, or there is no room, which there is for each access and
-    /// touch of an honest program.
+    /// Gives an order. False: the order is not carried out, because the area is closed or has no room. There is room
+    /// for each access and each touch of an honest program.
     #[must_use]
     pub(crate) fn post(&self, order: &Order) -> bool {
         let mut books = self.books.lock();
@@ -219,7 +220,7 @@ impl OwnAccess {
         }
         self.open.fetch_add(1, Ordering::Relaxed);
         self.open_altogether.fetch_add(1, Ordering::Relaxed);
-        // In the process, its addresses are its own.
+        // Orders carry the process's own addresses.
         let (look, bytes) = order.look;
         let address = order.address.wrapping_sub(self.base);
         self.area
@@ -233,7 +234,7 @@ impl OwnAccess {
         self.open.load(Ordering::Relaxed) > 0 && self.area.answered() != self.books.lock().taken
     }
 
-    /// From now on nothing is ordered or answered.
+    /// Closes the area: from now on no order or answer is taken.
     pub(super) fn close(&self) {
         let mut books = self.books.lock();
         books.is_closed = true;
@@ -243,7 +244,10 @@ impl OwnAccess {
         self.open_altogether.fetch_sub(self.open.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// The next answer. The error: the program does not keep to the rules.
+    /// Takes the next answer.
+    ///
+    /// # Errors
+    /// [`Lies`]: the program does not keep to the rules.
     pub(crate) fn next_answer(&self) -> Result<Option<(u64, Outcome)>, Lies> {
         let mut books = self.books.lock();
         let answered = self.area.answered();
@@ -265,7 +269,7 @@ impl OwnAccess {
     }
 }
 
-/// What the node keeps of an access until nobody copies any more.
+/// What the node keeps for an access until no thread copies its bytes any more.
 #[derive(Debug)]
 pub(crate) struct Ordered {
     pub(crate) own: Arc<OwnAccess>,
@@ -274,14 +278,14 @@ pub(crate) struct Ordered {
 }
 
 impl Ordered {
-    /// Gives the order, as [`OwnAccess::post`].
+    /// Gives the order, with these marks, as [`OwnAccess::post`].
     #[must_use]
     pub(crate) fn post(&self, is_forced: bool, brings: bool) -> bool {
         self.own.post(&Order { is_forced, brings, ..self.order })
     }
 }
 
-/// What a program says of its accesses cannot be true.
+/// What a program says about its accesses cannot be true.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lies;
 
@@ -294,19 +298,19 @@ pub(crate) struct Staged {
 }
 
 impl Staged {
-    /// Room for so many bytes, if there is some.
+    /// Takes room for `length_bytes`, if there is some.
     pub(crate) fn new(own: &Arc<OwnAccess>, length_bytes: u32) -> Option<Self> {
         let count = (length_bytes as usize).div_ceil(PIECE_BYTES).max(1);
         let first = own.books.lock().pieces.take(count)?;
         Some(Self { own: own.clone(), first, length_bytes })
     }
 
-    /// Whether it lies in that area.
+    /// Whether the bytes lie in this area.
     pub(crate) fn is_of(&self, own: &Arc<OwnAccess>) -> bool {
         Arc::ptr_eq(&self.own, own)
     }
 
-    /// Where it is in the staging.
+    /// Offset of the bytes in the staging.
     pub(crate) fn offset(&self) -> u64 {
         (self.first * PIECE_BYTES) as u64
     }
@@ -316,7 +320,7 @@ impl Staged {
         self.own.area.span(self.offset(), self.length_bytes).unwrap_or_else(SharedSpan::empty)
     }
 
-    /// The room.
+    /// The bytes, to be written.
     pub(crate) fn room(&self) -> Option<SharedSpanMut<'_>> {
         self.own.area.span_mut(self.offset(), self.length_bytes)
     }
@@ -333,7 +337,7 @@ impl Drop for Staged {
 mod tests {
     use super::*;
 
-    /// The core begins no more of a domain than there are places for orders.
+    /// The core begins no more accesses and touches of a domain than there are places for their orders.
     #[test]
     fn each_access_its_withdrawal_and_each_touch_have_a_place() {
         let config = tombolo_core::iommu::Config::default();

@@ -1,33 +1,33 @@
-//! The addresses of programs' memory: none is given twice, in this life of the node or another.
+//! The addresses of programs' memory. None is given twice in a life of the node, and hardly ever in two lives.
 
 use tombolo_channel::NODE_ADDRESSES;
 
 use crate::fabric::life::{self, NoRandomNumbers};
 
-/// Addresses of programs' memory begin below this one.
+/// The addresses of a life begin below this one.
 const LAST_FIRST_ADDRESS: u64 = 1 << 62;
-/// They begin at a multiple of this.
+/// The addresses of a life begin at a multiple of this.
 const ALIGNMENT_BYTES: u64 = 1 << 21;
-/// Between two pieces of memory: an address that runs off one is in none.
+/// Gap between two pieces of memory: an address beyond the end of one piece is in no other.
 const GAP_BYTES: u64 = 1 << 21;
 
-/// The addresses that are left.
+/// The addresses that have not been given yet.
 #[derive(Debug)]
 pub(super) struct Addresses {
     next: u64,
 }
 
 impl Addresses {
-    /// Where the memory of programs begins in one life of a node. What was meant for an address of an earlier
-    /// life finds nothing: of 2^41 beginnings two are hardly ever within reach of each other.
+    /// Chooses at random where the memory of programs begins in this life of the node. So an access to an address of an
+    /// earlier life finds nothing: of 2^41 beginnings, two are hardly ever within reach of each other.
     pub(super) fn new() -> Result<Self, NoRandomNumbers> {
         let places = (LAST_FIRST_ADDRESS - NODE_ADDRESSES) / ALIGNMENT_BYTES;
         let place = u64::from_le_bytes(life::random()?) % places;
         Ok(Self { next: NODE_ADDRESSES + place * ALIGNMENT_BYTES })
     }
 
-    /// The address of memory of that size. What was meant for a domain that is closed finds nothing in the next
-    /// one of its number. `None`: there are no addresses left.
+    /// Gives the address for memory of this size. Since no address is given again, a late access to a closed domain
+    /// finds nothing in the next domain of its number. `None`: no addresses are left.
     pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
         let end = self.next.checked_add(bytes)?.checked_next_multiple_of(GAP_BYTES)?;
         Some(std::mem::replace(&mut self.next, end.checked_add(GAP_BYTES)?))

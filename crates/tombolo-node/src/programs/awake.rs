@@ -1,8 +1,8 @@
-//! Domains whose bells the engine's loop looks at, round after round.
+//! Awake domains: those whose doorbells the engine's loop checks in each round.
 //!
-//! A few are all looked at. Of many, those that are quiet for a while are told that nobody looks,
-//! as when the loop sleeps: then their program's next bell comes with a message, which brings them back.
-//! So thousands of quiet programs cost nothing.
+//! If there are few domains, all are awake. If there are many, domains that have not rung for a while are told that the
+//! loop does not check their doorbells, as when the loop sleeps. The next bell of such a program comes with a message,
+//! which makes the domain awake again. So thousands of quiet programs cost nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,11 +12,11 @@ use parking_lot::RwLock;
 use super::domain::ProgramDomain;
 use super::domains::{Domains, Programs};
 
-/// Number of domains that are looked at even if they are quiet. Each costs a round of the loop one load. A bound,
+/// Number of domains that stay awake even if they are quiet. Each costs one load in each round of the loop. A bound,
 /// not a measurement.
 const LOOKED_AT: usize = 64;
 
-/// The domains whose doorbells are looked at.
+/// The awake domains.
 #[derive(Debug, Default)]
 pub(crate) struct Awake(RwLock<Arc<Domains>>);
 
@@ -34,8 +34,8 @@ impl Awake {
 
     pub(super) fn add(&self, domain: &Arc<ProgramDomain>) {
         let mut awake = self.0.write();
-        // A thread that found a bell of this domain in an older table may call this after the process has left, and another process
-        // may have its number by now.
+        // A thread that found a bell of this domain in an older table may call this after the process has left. Another
+        // process may have the same number by now.
         let is_here = awake.get(&domain.key()).is_some_and(|known| Arc::ptr_eq(known, domain));
         if !is_here && !domain.has_left.load(Ordering::Relaxed) {
             domain.rang.store(true, Ordering::Relaxed);
@@ -44,7 +44,7 @@ impl Awake {
         }
     }
 
-    /// Its process has left.
+    /// Removes a domain whose process has left.
     pub(super) fn remove(&self, domain: &Arc<ProgramDomain>) {
         let mut awake = self.0.write();
         domain.has_left.store(true, Ordering::Relaxed);
@@ -53,14 +53,15 @@ impl Awake {
         }
     }
 
-    /// Leaves out those that have not rung since the last time, if they are many.
+    /// If there are many domains, removes those that have not rung since the last call.
     fn leave_out_quiet(&self) {
         let mut awake = self.0.write();
         if awake.len() <= LOOKED_AT {
             return;
         }
         Arc::make_mut(&mut awake).retain(|_, domain| {
-            // Said first, then looked again: a bell in between is seen here, a later one is told.
+            // First tell the domain that its bell is not checked, then check it once more: a bell rung in between is
+            // seen here, and a later bell comes with a message.
             let stays = domain.rang.swap(false, Ordering::Relaxed) || domain.page.fall_asleep();
             if stays {
                 domain.page.wake_up();
@@ -71,7 +72,7 @@ impl Awake {
 }
 
 impl Programs {
-    /// The loop's, now and then.
+    /// Removes quiet domains if there are many. Called by the loop now and then.
     pub(crate) fn leave_out_quiet(&self) {
         self.awake.leave_out_quiet();
     }

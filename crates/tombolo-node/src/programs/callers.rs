@@ -1,4 +1,4 @@
-//! The programs' socket: who connects, what they ask for, and their leaving.
+//! The programs' socket: accepts connections, receives requests, and notices when a program leaves.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -15,16 +15,16 @@ use super::domains::Programs;
 use super::windows::Windows;
 use crate::fabric::table::Fabric;
 
-/// Connections of programs beyond those that have a domain.
+/// Number of connections allowed beyond the maximum number of domains.
 const MAX_NEW_CALLERS: usize = 240;
-/// Messages of one program before the others get their turn.
+/// Messages taken from one program before other programs get their turn.
 const MESSAGES_AT_ONCE: usize = 16;
-/// Programs looked at before the next look at the socket.
+/// Programs served before the socket is checked for new connections again.
 const MAX_READY: usize = 256;
 /// The answer to a request whose descriptors the kernel closed instead of giving them to this process.
 const DESCRIPTORS_CUT: &str = "the node did not get the file descriptors of this request: it has none left \
                                (raise its `ulimit -n`), or a security module forbids it to receive them";
-/// Among the keys of the poll.
+/// The listener's key in the poll.
 const LISTENER: u64 = 0;
 
 /// A connection of the programs' socket.
@@ -43,7 +43,7 @@ impl Caller {
     }
 }
 
-/// Receives programs at a socket until `stop` says so.
+/// Receives programs at a socket until `stop` is set.
 pub(crate) fn receive(
     programs: &Arc<Programs>,
     fabric: &Fabric,
@@ -56,9 +56,9 @@ pub(crate) fn receive(
     let mut callers: HashMap<u64, Caller> = HashMap::new();
     let (mut next, mut ready) = (LISTENER + 1, Vec::with_capacity(MAX_READY));
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
-    // Without it programs are looked for from time to time.
+    // If this fails, the socket is still checked from time to time.
     let _ = poll.add(listener.as_fd(), LISTENER);
-    // While nobody can be received, the socket is not in the poll: it would be readable all the time.
+    // While no connection can be accepted, the socket is not in the poll, because it would be readable all the time.
     let mut back_off_until: Option<Instant> = None;
     while !stop.load(Ordering::Relaxed) {
         let now = Instant::now();
@@ -102,12 +102,12 @@ pub(crate) fn receive(
     }
 }
 
-/// Programs of the node's own user, and of root.
+/// Whether the program belongs to the node's own user or to root.
 fn may_use(socket: &SeqpacketSocket) -> bool {
     socket.peer().is_ok_and(|peer| peer.is_own_or_root())
 }
 
-/// Answers what a program has asked by now. False: it is gone, or talks nonsense.
+/// Answers the requests that a program has sent. False: the program is gone, or sent an invalid message.
 fn serve_caller(
     programs: &Arc<Programs>,
     fabric: &Fabric,
@@ -116,7 +116,7 @@ fn serve_caller(
     buffer: &mut [u8],
 ) -> bool {
     for _ in 0..MESSAGES_AT_ONCE {
-        // `None`: the kernel closed the descriptors that came with the message, which itself is whole.
+        // `None`: the kernel closed the descriptors that came with the message. The message itself is whole.
         let (length, descriptors) = match caller.socket().receive(buffer) {
             Ok(received) => (received.length_bytes, Some(received.descriptors)),
             Err(UnixError::DescriptorsCut { length_bytes }) => (length_bytes, None),
@@ -153,7 +153,7 @@ fn serve_caller(
         let answered = match caller {
             Caller::Open(domain) => programs.answer(fabric, windows, domain, number, request, descriptors),
             Caller::New(socket) => {
-                // Its place is taken by the end of a pair that nobody holds.
+                // A socket whose other end is closed replaces the program's socket meanwhile.
                 let Ok((placeholder, _)) = SeqpacketSocket::pair() else { return false };
                 let take = || std::mem::replace(socket, placeholder);
                 let (opened, has_joined) = match request {
@@ -167,7 +167,7 @@ fn serve_caller(
                             true => Reply::Joined { process: domain.process },
                             false => Reply::Opened { domain: domain.number },
                         };
-                        // Before the answer: what the program does next finds the placeholder closed.
+                        // Set this before the answer: the program's next message must not meet the placeholder.
                         *caller = Caller::Open(Arc::clone(&domain));
                         domain.reply(number, answer, &[domain.page.as_fd()])
                     }

@@ -1,4 +1,4 @@
-//! One domain: its channels, its mailbox, and the socket of its program.
+//! One process of a domain: its channels, its mailbox, and its socket.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -17,12 +17,12 @@ use super::user::Poster;
 use crate::memory::blocking::Owner;
 use crate::memory::reclaim::Room;
 
-/// What was put into a mailbox.
+/// Records of the messages that were put into a mailbox.
 #[derive(Debug)]
 pub(super) struct Written {
-    /// Messages so far.
+    /// Number of messages put in so far.
     pub(super) messages: u64,
-    /// Who has sent those that wait, where senders share the room.
+    /// The senders of the waiting messages, if senders share the mailbox's room.
     pub(super) shares: Option<MailShares>,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct MailboxState {
 pub struct ProgramAtWork {
     /// Its domain.
     pub domain: u16,
-    /// Its process, where the kernel says.
+    /// Its process, if the kernel knows it.
     pub process_id: Option<u32>,
     /// How many transfers it waits for.
     pub transfers: u32,
@@ -50,37 +50,37 @@ pub struct ProgramAtWork {
 /// What the processes of a domain have in common.
 #[derive(Debug, Default)]
 pub(super) struct Family {
-    /// A process that shows it can join. The node makes it when a process first asks for an invitation.
+    /// A process that presents it can join the domain. The node makes it when a process first asks for an invitation.
     pub(super) secret: OnceLock<Secret>,
     /// The number that was given to a process last.
     pub(super) last_process: AtomicU8,
 }
 
-/// An open domain, of one process. Others of its number belong to other processes of the same domain.
+/// One process of an open domain. Each process of the domain has one of these, with the same `number`.
 #[derive(Debug)]
 pub(crate) struct ProgramDomain {
     pub(crate) number: u16,
     /// The process's number in the domain.
     pub(crate) process: u8,
     pub(super) family: Arc<Family>,
-    /// Tells it from all others that there were.
+    /// Unique among all processes in domains during the node's life.
     pub(super) life: u32,
     pub(crate) page: ChannelPage,
     pub(super) socket: SeqpacketSocket,
     pub(super) own: OwnRanges,
-    /// Areas that it has had for the accesses to its own memory.
+    /// Number of access areas that it has had.
     pub(super) areas: AtomicU32,
     pub(super) mailbox_state: OnceLock<MailboxState>,
     /// Channels with a transfer under way.
     pub(crate) busy: AtomicU64,
-    /// It has rung since the last look at that.
+    /// It has rung since [`super::awake::Awake`] last checked this mark.
     pub(crate) rang: AtomicBool,
-    /// Its process has left. Told under the lock of [`super::awake::Awake`].
+    /// Its process has left. Set under the lock of [`super::awake::Awake`].
     pub(super) has_left: AtomicBool,
 }
 
 impl ProgramDomain {
-    /// Its place among the processes of all domains.
+    /// Its key among the processes of all domains.
     pub(crate) fn key(&self) -> DomainKey {
         (self.number, self.process)
     }
@@ -90,31 +90,31 @@ impl ProgramDomain {
         Poster::user_of_program(self.number, self.life, slot)
     }
 
-    /// What the IOMMU knows its own memory by, from now on: each area has its own number, so that nothing that is left of one
-    /// is taken for the next one's.
+    /// A new context, by which the IOMMU knows this program's own memory from now on. Each access area has its own
+    /// context, so that nothing left over from one area is taken for the next area's.
     pub(super) fn new_context(&self) -> ContextId {
         let area = self.areas.fetch_add(1, Ordering::Relaxed);
         ContextId(u64::from(self.life) << 32 | u64::from(area))
     }
 
-    /// Whether it is one of this domain's.
+    /// Whether this context belongs to this process.
     pub(super) fn has_context(&self, context: ContextId) -> bool {
         context.0 >> 32 == u64::from(self.life)
     }
 
-    /// What the program waits for, if it has transfers under way.
+    /// The program's transfers under way, if it has any.
     pub(crate) fn at_work(&self) -> Option<ProgramAtWork> {
         let transfers = self.busy.load(Ordering::Relaxed).count_ones();
         let process_id = || self.socket.peer().ok().and_then(|peer| peer.process_id);
         (transfers > 0).then(|| ProgramAtWork { domain: self.number, process_id: process_id(), transfers })
     }
 
-    /// For whom the pool works when it works for this program.
+    /// The owner of this program's tasks in the pool.
     pub(super) fn owner(&self) -> Owner {
         Owner::Program(self.number, self.life)
     }
 
-    /// For what takes descriptors of the program.
+    /// The owner of tasks that use descriptors of the program.
     pub(super) fn process_owner(&self) -> Owner {
         match self.socket.peer() {
             Ok(peer) => Owner::Process { id: peer.process_id.unwrap_or(0), user: peer.user_id },
@@ -139,11 +139,11 @@ impl ProgramDomain {
     }
 
     pub(super) fn send_ended(&self) {
-        // A full socket tells the program the same.
+        // If the socket is full, the messages in it wake the program as well.
         let _ = self.socket.send(&[&encode(&Message::EndedV1)], &[]);
     }
 
-    /// Answers the request of that number.
+    /// Answers the request with this number.
     pub(super) fn reply(
         &self,
         number: u32,

@@ -32,18 +32,18 @@ use crate::fabric::life::{NoRandomNumbers, random};
 use crate::memory::blocking::{Owner, Pools};
 use crate::memory::reclaim::{Account, Room, Segment, TakeError};
 
-/// Memory of a domain. When it is dropped, it is freed in the pool.
+/// Memory allocated for a domain. When this is dropped, the memory is freed in the pool.
 #[derive(Debug)]
 pub(super) struct Region {
-    /// The process that has allocated it, with which it goes.
+    /// Life of the process that allocated it. The memory is freed when that process leaves.
     pub(super) life: u32,
-    /// Whether others may map it. Told to be over before the memory is freed.
+    /// Makes it a window. Declared before `segment`, so that the window's end is announced before the memory is freed.
     pub(super) window: Option<Window>,
     pub(super) segment: Segment,
     pub(super) grants: Vec<Grant>,
-    /// What it moves to, since it was revoked. No transfer reaches it meanwhile.
+    /// Memory that its contents move to, if it is a revoked window. No transfer reaches this region meanwhile.
     pub(super) successor: Option<Segment>,
-    /// It was a window, and has moved.
+    /// It was a window that was revoked, and the owner has since moved its contents to the successor.
     pub(super) was_revoked: bool,
 }
 
@@ -59,7 +59,7 @@ pub(crate) type DomainKey = (u16, u8);
 /// The processes of all domains.
 pub(crate) type Domains = BTreeMap<DomainKey, Arc<ProgramDomain>>;
 
-/// Those of one domain.
+/// The processes of one domain.
 fn processes(domains: &Domains, number: u16) -> impl Iterator<Item = &Arc<ProgramDomain>> {
     domains.range((number, 0)..=(number, u8::MAX)).map(|(_, domain)| domain)
 }
@@ -68,10 +68,10 @@ fn is_open(domains: &Domains, number: u16) -> bool {
     processes(domains, number).next().is_some()
 }
 
-/// What programs need of the system was refused.
+/// The system refused resources that programs need.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SetUpError {
-    /// Descriptors.
+    /// File descriptors.
     #[error("{0}")]
     System(#[from] std::io::Error),
     /// Random addresses.
@@ -83,45 +83,46 @@ pub(crate) enum SetUpError {
 #[derive(Debug)]
 pub(crate) struct Programs {
     pub(super) limits: Limits,
-    /// Copied when it changes, so that nobody holds the lock while doing something; locked before
-    /// the regions.
+    /// The processes of all domains. The table is copied when it changes, so that no thread holds the lock while it
+    /// uses the table. This lock is taken before that of the regions.
     domains: RwLock<Arc<Domains>>,
-    /// What they have allocated, by domain and address: found with one lock.
+    /// Memory allocated for programs, by domain and address, so that one lock suffices to find it.
     pub(super) regions: RwLock<BTreeMap<(u16, u64), Region>>,
-    /// Where the next will be.
+    /// Addresses for further regions.
     addresses: Mutex<Addresses>,
-    /// What the thread that receives programs sleeps on.
+    /// The poll that the thread that receives programs sleeps on.
     pub(super) poll: Poll,
-    /// The domains whose doorbells are looked at.
+    /// The domains whose doorbells the loop checks.
     pub(crate) awake: Awake,
-    /// What may be allocated for them.
+    /// The account of the memory for programs.
     pub(crate) memory: Arc<Account>,
     pub(super) pools: Pools,
     lives: AtomicU32,
-    /// The number that was given last to a program that chose none.
+    /// The domain number last given to a program that chose none.
     last_chosen: AtomicU16,
-    /// The engine's loop sleeps on this, too.
+    /// Wakes the engine's loop, which also sleeps on this.
     pub(super) loop_wake: Arc<LoopWake>,
-    /// Accesses to programs' own memory. Locked after what is known of a domain's own memory, and before the engine.
+    /// The machine for accesses to programs' own memory. Locked after the table of a domain's registered ranges, and
+    /// before the engine.
     pub(crate) own_memory: Mutex<OwnMemory<Ordered>>,
-    /// The areas by which they are made.
+    /// The areas by which programs' own memory is reached.
     accesses: RwLock<Arc<Vec<Arc<OwnAccess>>>>,
-    /// Orders to them that are not answered.
+    /// Number of orders to these areas that are not answered yet.
     pub(super) open_orders: Arc<AtomicU32>,
     /// Starts processes for programs that cannot have threads.
     pub(crate) helper: OnceLock<HelperCommand>,
-    /// There are steps that do not follow from an answer.
+    /// The machine has steps that do not follow from an answer.
     has_steps: AtomicBool,
     /// Small transfers under way between programs here.
     pub(crate) small_loopback: AtomicU32,
     /// Number of further copies during which a tiny one is expected.
     pub(crate) tiny_expected: AtomicU32,
-    /// Whose bells are answered first.
+    /// The domain and process whose bells are served first.
     turn: AtomicU32,
     pub(crate) counts: Counts,
 }
 
-/// What programs did.
+/// Counters of what programs did.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) transfers: AtomicU64,
@@ -164,7 +165,7 @@ impl Programs {
         })
     }
 
-    /// By name, for the node's status.
+    /// The counters by name, for the node's status.
     pub(crate) fn counters(&self) -> Vec<(String, u64)> {
         let open = self.domains.read().len() as u64;
         let Counts {
@@ -210,17 +211,18 @@ impl Programs {
         self.domains.read().get(&key).cloned()
     }
 
-    /// The process of a domain that has that life.
+    /// The process of a domain with this life.
     fn of_life(&self, number: u16, life: u32) -> Option<Arc<ProgramDomain>> {
         processes(&self.domains.read(), number).find(|domain| domain.life == life).cloned()
     }
 
-    /// Whether there is a domain of that number.
+    /// Whether a domain with this number is open.
     pub(super) fn is_open(&self, number: u16) -> bool {
         is_open(&self.domains.read(), number)
     }
 
-    /// The process whose own memory an address of a domain is in; with a life, if that one's process has not left the domain.
+    /// The process whose own memory an address in a domain belongs to. If `life` is given, the process with that life
+    /// must still be in the domain.
     pub(super) fn owner_of(
         &self,
         number: u16,
@@ -242,8 +244,8 @@ impl Programs {
         self.domains.read().values().find(|domain| domain.has_context(context)).cloned()
     }
 
-    /// Where an address of a domain is, among what was allocated for it; and if `is_granted` says so of its grants. With a life,
-    /// if that one's process has not left the domain.
+    /// Finds the allocated memory of a domain at an address, and the offset in it, if `is_granted` accepts its grants.
+    /// If `life` is given, the process with that life must still be in the domain.
     pub(crate) fn find(
         &self,
         number: u16,
@@ -271,14 +273,14 @@ impl Programs {
         }
         let (memory, owner) = (memory.clone(), region.life);
         drop(regions);
-        // What the process has allocated itself is gone with it.
+        // Memory of the poster itself needs no check: it goes when the poster leaves.
         if life.is_some_and(|life| life != owner && self.of_life(number, life).is_none()) {
             return Err(Missing::Domain);
         }
         Ok((memory, offset as usize))
     }
 
-    /// The process of a domain that has its mailbox, if `is_sender` says that those are meant who write to it.
+    /// The process of a domain that has its mailbox, if `is_sender` accepts the mailbox's senders.
     pub(crate) fn find_mailbox(
         &self,
         number: u16,
@@ -297,31 +299,31 @@ impl Programs {
         Ok(domain.clone())
     }
 
-    /// A program rang while its bell was not looked at.
+    /// Makes a domain awake after its program rang while the loop did not check its bell.
     pub(crate) fn wake_domain(&self, domain: &Arc<ProgramDomain>) {
         self.awake.add(domain);
-        // If the loop sleeps: it looks at that bell, too, from now on.
+        // Wakes the loop if it sleeps, so that it checks this bell from now on.
         let _ = self.loop_wake.event.signal();
     }
 
-    /// The descriptor that the engine's loop sleeps on beside its links.
+    /// The descriptor that the engine's loop sleeps on besides its links.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.loop_wake.event.as_fd()
     }
 
-    /// The engine's loop is about to sleep. True: somebody rang, so it must not.
+    /// To be called when the engine's loop is about to sleep. True: there is work already, so it must not sleep.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.loop_wake.is_asleep.store(true, Ordering::SeqCst);
         let has_rung = self.awake.domains().values().filter(|domain| domain.page.fall_asleep()).count() > 0;
         has_rung || self.has_steps.load(Ordering::SeqCst) || self.answers_waiting()
     }
 
-    /// Accesses to their own memory that programs were told to make, and have not answered.
+    /// Number of orders for accesses to programs' own memory that are not answered yet.
     pub(crate) fn accesses_underway(&self) -> u32 {
         self.open_orders.load(Ordering::Relaxed)
     }
 
-    /// Whether answers of programs about accesses to their own memory wait.
+    /// Whether answers to such orders are waiting.
     pub(crate) fn answers_waiting(&self) -> bool {
         self.accesses_underway() > 0 && self.accesses.read().iter().any(|access| access.has_answers())
     }
@@ -336,7 +338,7 @@ impl Programs {
         Arc::make_mut(&mut self.accesses.write()).push(access.clone());
     }
 
-    /// All accesses of an area end.
+    /// Removes an area, and ends all of its accesses.
     pub(crate) fn remove_access(&self, access: &Arc<OwnAccess>) {
         let mut accesses = self.accesses.write();
         let Some(place) = accesses.iter().position(|known| Arc::ptr_eq(known, access)) else { return };
@@ -345,23 +347,23 @@ impl Programs {
         self.own_memory.lock().close(access.context);
         access.close();
         self.has_steps();
-        // To unmap its memory takes time, and to wait for the end of a helper.
+        // Unmapping the area takes time, and so does the end of a helper.
         let owner = Owner::Program(access.domain, (access.context.0 >> 32) as u32);
         self.pools.blocking.give_back(owner, Box::new(LastAccess(access.clone())));
     }
 
-    /// The engine's loop is to look at the steps of [`Self::own_memory`].
+    /// Makes the engine's loop poll [`Self::own_memory`] for steps.
     pub(crate) fn has_steps(&self) {
         self.has_steps.store(true, Ordering::SeqCst);
         self.loop_wake.wake();
     }
 
-    /// The loop's: whether there may be steps.
+    /// Whether there may be steps. Called by the loop, this clears the mark.
     pub(crate) fn take_has_steps(&self) -> bool {
         self.has_steps.load(Ordering::Relaxed) && self.has_steps.swap(false, Ordering::SeqCst)
     }
 
-    /// The engine's loop is awake.
+    /// To be called when the engine's loop has woken up.
     pub(crate) fn wake_up(&self) {
         self.loop_wake.is_asleep.store(false, Ordering::SeqCst);
         let _ = self.loop_wake.event.drain();
@@ -370,13 +372,13 @@ impl Programs {
         }
     }
 
-    /// Whose bells are answered first.
+    /// The domain and process whose bells are served first.
     pub(crate) fn turn(&self) -> DomainKey {
         let turn = self.turn.load(Ordering::Relaxed);
         ((turn >> 8) as u16, turn as u8)
     }
 
-    /// The bells of this one were left for later.
+    /// Serves this process's bells first next time, because some were left for later.
     pub(crate) fn turn_is_of(&self, (number, process): DomainKey) {
         self.turn.store(u32::from(number) << 8 | u32::from(process), Ordering::Relaxed);
     }
@@ -413,7 +415,7 @@ impl Programs {
         Ok(())
     }
 
-    /// A program's transfer was not begun: there is no room now.
+    /// Tells a program that its transfer was not begun for want of room.
     pub(crate) fn not_begun(&self, user: u64) {
         let Poster::Program(number, life) = Poster::of(user) else { return };
         if let Some(domain) = self.of_life(number, life) {
@@ -421,8 +423,8 @@ impl Programs {
         }
     }
 
-    /// A transfer has ended, with the word before it if it was an atomic operation. False: it is no
-    /// program's.
+    /// Tells a program that its transfer has ended. For an atomic operation, the result is the previous value of the
+    /// word. False: the transfer is not one of a program.
     pub(crate) fn completed(&self, user: u64, result: Result<u64, Failure>) -> bool {
         let Poster::Program(number, life) = Poster::of(user) else { return false };
         if user & SMALL_LOOPBACK != 0 {
@@ -437,8 +439,8 @@ impl Programs {
         true
     }
 
-    /// A number for a program that chooses none: one that was given out is the last to be given again, as others may have
-    /// granted something to it.
+    /// A number for a program that chooses none. Numbers are reused as late as possible, because other programs may
+    /// have granted something to an earlier domain of the number.
     fn unused_number(&self, open: &Domains) -> Option<u16> {
         let (first, last) = (*tombolo_channel::DOMAINS.start(), *tombolo_channel::DOMAINS.end());
         let before = self.last_chosen.load(Ordering::Relaxed).clamp(first, last);
@@ -483,7 +485,7 @@ impl Programs {
         format!("all {} domains of this node are open, each process of one counted", self.limits.domains)
     }
 
-    /// What another process needs to join the domain of this one.
+    /// The secret by which another process can join this domain.
     pub(crate) fn invite(domain: &ProgramDomain) -> Result<Secret, String> {
         if let Some(secret) = domain.family.secret.get() {
             return Ok(*secret);
@@ -492,7 +494,7 @@ impl Programs {
         Ok(*domain.family.secret.get_or_init(|| secret))
     }
 
-    /// Another process joins a domain.
+    /// Lets another process join a domain.
     pub(crate) fn join(
         &self,
         number: u16,
@@ -500,12 +502,13 @@ impl Programs {
         socket: SeqpacketSocket,
     ) -> Result<Arc<ProgramDomain>, (SeqpacketSocket, String)> {
         let mut domains = self.domains.write();
-        // Who does not know the secret is not told whether there is such a domain.
+        // A process without the secret must not learn whether the domain exists.
         let family = processes(&domains, number).next().map(|domain| domain.family.clone());
         let Some(family) = family.filter(|family| family.secret.get() == Some(secret)) else {
             return Err((socket, format!("this is no invitation to domain {number}, or it has ended")));
         };
-        // That of a process that has left is the last to be given again: others may not have heard of its end.
+        // The number of a process that has left is reused as late as possible: other programs may not have heard of its
+        // end.
         let last = family.last_process.load(Ordering::Relaxed);
         let free = (1..=PROCESSES)
             .map(|distance| (last + distance) % PROCESSES)
@@ -520,7 +523,7 @@ impl Programs {
         Ok(entered)
     }
 
-    /// Makes what a process of a domain has.
+    /// Enters a new process into a domain.
     fn enter_process(
         &self,
         domains: &mut Arc<Domains>,
@@ -553,7 +556,7 @@ impl Programs {
         Ok(domain)
     }
 
-    /// A process has left its domain, which ends with the last.
+    /// Removes a process that has left its domain. The domain ends with its last process.
     pub(crate) fn close(&self, domain: &Arc<ProgramDomain>) {
         let mut domains = self.domains.write();
         let regions: Vec<Region> = self
@@ -571,11 +574,11 @@ impl Programs {
             self.remove_access(&access);
         }
         drop(regions);
-        // Whoever lets it go last closes what is in it.
+        // The last holder would close its files and mappings: leave that to the pool.
         self.pools.blocking.give_back(domain.owner(), Box::new(LastHolder(domain.clone())));
     }
 
-    /// Takes `bytes` of what programs may have.
+    /// Takes room for `bytes` from the account for programs.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Room, String> {
         self.memory.take(bytes).map_err(|error| match error {
             TakeError::TooMuch { free_bytes } => {
@@ -603,7 +606,7 @@ impl Programs {
             return Err(format!("{} senders are more than {MAX_GRANTS}", senders.len()));
         }
         if let Some(mailbox_state) = domain.mailbox_state.get() {
-            // A program asks again where it had no descriptor left for the answer, or did not wait for it.
+            // A program repeats the request if it could not receive the descriptor, or stopped waiting for the answer.
             if mailbox_state.mailbox.messages() == messages && mailbox_state.senders == senders {
                 return Ok(&mailbox_state.mailbox);
             }
@@ -624,7 +627,7 @@ impl Programs {
         Ok(&domain.mailbox_state.get_or_init(|| mailbox_state).mailbox)
     }
 
-    /// Memory that this process has allocated, where it begins.
+    /// The memory that this process has allocated and that begins at this address.
     pub(super) fn of_process<'a>(
         regions: &'a BTreeMap<(u16, u64), Region>,
         domain: &ProgramDomain,
@@ -633,7 +636,7 @@ impl Programs {
         regions.get(&(domain.number, address)).filter(|region| region.life == domain.life)
     }
 
-    /// As [`Self::of_process`].
+    /// As [`Self::of_process`], for changing it.
     pub(super) fn of_process_mut<'a>(
         regions: &'a mut BTreeMap<(u16, u64), Region>,
         domain: &ProgramDomain,
@@ -642,7 +645,7 @@ impl Programs {
         regions.get_mut(&(domain.number, address)).filter(|region| region.life == domain.life)
     }
 
-    /// Whether memory of that size may be had with those grants.
+    /// Checks the size and the number of grants of an allocation.
     pub(super) fn check_allocation(bytes: u64, grants: &[Grant]) -> Result<(), String> {
         if bytes == 0 || !bytes.is_multiple_of(4096) {
             return Err(format!("{bytes} bytes are not a whole number of pages"));
@@ -653,7 +656,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Enters memory that was allocated for a domain; its address.
+    /// Enters memory that was allocated for a domain. Returns its address.
     pub(crate) fn enter(
         &self,
         domain: &ProgramDomain,
@@ -663,7 +666,7 @@ impl Programs {
     ) -> Result<u64, String> {
         let address = self.addresses.lock().take(segment.memory().len() as u64);
         let address = address.ok_or("this node has no addresses left; start it again")?;
-        // A domain that was closed meanwhile has been cleared already.
+        // If the process has left meanwhile, its memory was removed already.
         let domains = self.domains.read();
         if domains.get(&domain.key()).is_none_or(|open| open.life != domain.life) {
             return Err("the domain is closed".into());

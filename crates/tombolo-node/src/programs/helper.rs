@@ -1,16 +1,16 @@
-//! Processes that make accesses to the memory of programs which cannot have threads for that (a seccomp filter forbids them, or their
-//! number is limited).
+//! Helpers: processes that make accesses to the memory of programs that cannot have threads for it, because a seccomp
+//! filter forbids them or their number is limited.
 //!
-//! There is one for each such domain. A page that nobody brings may hold up whoever touches it, and a thread that waits in the kernel for
-//! another program's page heeds no signal; a process can be killed. So what hangs in a program's memory ends with its domain, and
-//! nothing of it is left at the node.
+//! Each such domain has a helper of its own. An absent page may hold up any thread that touches it, and a thread that
+//! waits in the kernel for another program's page cannot be interrupted by signals. A process, however, can be killed.
+//! So an access that hangs ends with its domain, and leaves nothing in the node.
 //!
 //! ```text
 //!  node ── socket: the area, the program's files of /proc ──► helper: access threads ── /proc/PID/mem ──► program
 //!        ◄── event: there are answers ──────────────────────
 //! ```
 //!
-//! A helper ends when the other end of its socket is closed, however the node ends.
+//! A helper ends when the node's end of its socket is closed, however the node ends.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
@@ -27,30 +27,32 @@ use tombolo_host::unix::{SeqpacketSocket, UnixError};
 /// Makes the command that starts a helper: a program that calls [`help_accesses`] with its standard input.
 pub type HelperCommand = fn() -> Command;
 
-/// Why there is no helper.
+/// Why a helper could not be started, or could not work.
 #[derive(Debug, thiserror::Error)]
 pub enum HelperError {
-    /// It cannot be started.
+    /// The process cannot be started, or a system call failed.
     #[error("cannot start a process for accesses to this program's memory: {0}")]
     Start(std::io::Error),
-    /// It cannot be told what to do.
+    /// The helper cannot be told what to do.
     #[error("cannot pass a program's memory to a helper: {0}")]
     Socket(#[from] UnixError),
-    /// What came over its socket is not what is passed there.
+    /// An unexpected message came over the socket between node and helper.
     #[error("what a node and its helper pass each other: {0}")]
     Unexpected(String),
 }
 
-/// A helper, as its node sees it. Dropped, it is killed. Its end is not waited for: what it waits for in the kernel may be the program's.
+/// The node's handle of a helper. Dropping it kills the helper, but does not wait for its end, because the helper may
+/// be waiting in the kernel for the program.
 #[derive(Debug)]
 pub(super) struct Helper {
     child: Mutex<Child>,
-    /// Closed, it ends.
+    /// The helper ends when this is closed.
     socket: SeqpacketSocket,
 }
 
 impl Helper {
-    /// Starts one for a program's memory. It looks for orders in the area, and signals `wake` after each answer.
+    /// Starts a helper for a program's memory. The helper takes orders from the area, and signals `wake` after each
+    /// answer.
     pub(super) fn start(
         command: HelperCommand,
         area: &AccessArea,
@@ -59,27 +61,27 @@ impl Helper {
     ) -> Result<Self, HelperError> {
         let (ours, theirs) = SeqpacketSocket::pair()?;
         let its_input = theirs.as_fd().try_clone_to_owned().map_err(HelperError::Start)?;
-        // The helper alone has its end: that it is gone is seen at once.
+        // Only the helper may hold its end of the socket, so that its end shows at once.
         drop(theirs);
         let spawned = command().stdin(its_input).stdout(Stdio::null()).spawn();
         let helper = Self { child: Mutex::new(spawned.map_err(HelperError::Start)?), socket: ours };
         let mut descriptors = vec![area.as_fd(), wake.as_fd()];
         descriptors.extend(memory.descriptors());
         helper.socket.send(&[&memory.process_id().to_le_bytes()], &descriptors)?;
-        // It says when its threads run.
+        // The helper sends a message when its threads run.
         let begins = wait(helper.socket.as_fd(), Some(timing::HELPER_START_TIMEOUT))?
             && helper.socket.receive(&mut [0; 4]).is_ok();
         if begins { Ok(helper) } else { Err(HelperError::Unexpected("it ended at once".into())) }
     }
 
-    /// Whether it has ended, by itself or killed.
+    /// Whether the helper has ended, by itself or killed.
     pub(super) fn has_ended(&self) -> bool {
         self.child.lock().try_wait().is_ok_and(|ended| ended.is_some())
     }
 
-    /// Ends it; what it was doing is over when this is dropped.
+    /// Kills the helper. It may not have ended yet: see [`Self::has_ended`].
     pub(super) fn kill(&self) {
-        // If it has ended already, nothing is to be done.
+        // An error means that the helper has ended already.
         let _ = self.child.lock().kill();
     }
 }
@@ -94,9 +96,9 @@ impl Drop for Helper {
 /// Runs as a helper until the node at the other end of `socket` is done with it, or is gone.
 ///
 /// # Errors
-/// [`HelperError`]: nothing was helped with.
+/// [`HelperError`]: no access was made.
 pub fn help_accesses(socket: OwnedFd) -> Result<(), HelperError> {
-    // The signals of the terminal, and of whoever ends a group of processes, are for the node.
+    // Signals from the terminal, or to the node's process group, are for the node.
     let _ = rustix::process::setsid();
     own::serving_faults_alone(|| help(socket))
 }
@@ -119,15 +121,15 @@ fn help(socket: OwnedFd) -> Result<(), HelperError> {
     let memory = ProgramMemory::of(u32::from_le_bytes(number), files);
     let memory = memory.map_err(|error| unexpected(&error.to_string()))?;
     let notify = move || {
-        // A node that is gone needs no signal.
+        // An error does not matter: a node that is gone needs no signal.
         let _ = wake.signal();
     };
     let threads =
         AccessThreads::start(area, Box::new(memory), Box::new(notify)).map_err(HelperError::Start)?;
     socket.send(&[&[1]], &[])?;
-    // Nothing more comes but the end.
+    // From now on the socket becomes readable only when the node's end is closed.
     while !wait(socket.as_fd(), None)? {}
-    // Its threads may wait for pages, so they are not waited for.
+    // Do not wait for the threads: they may be waiting for pages.
     std::mem::forget(threads);
     Ok(())
 }

@@ -1,7 +1,8 @@
-//! How much of a mailbox each sender may fill where anyone may write to it.
+//! Bounds how much of a mailbox each sender may fill, if anyone may write to it.
 //!
-//! A node (or all nodes of one key) may have as many messages waiting there as there is room left: the first that floods it has half,
-//! the next one half of the rest. So a sender that floods a mailbox does not keep others from it.
+//! A node (or all nodes of one key) may have as many messages waiting in a mailbox as there is room left. So the first
+//! sender that floods it gets half, and the next one half of the rest. A sender that floods a mailbox does not keep
+//! other senders from it.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,14 +10,15 @@ use tombolo_channel::Who;
 use tombolo_core::rdma::PeerId;
 use tombolo_link::PublicKey;
 
-/// Smaller mailboxes are not shared out: a program makes one as large as the bursts that it expects, and a sender that is refused
-/// waits. With 64 places, which were shared, mail over UDP came at a quarter of its rate.
+/// Mailboxes with fewer messages are not shared out: a program makes its mailbox as large as the bursts that it
+/// expects, and a sender that is refused waits. With a shared mailbox of 64 messages, mail over UDP came at a quarter
+/// of its rate.
 const LEAST_MESSAGES: u32 = 1024;
 
-/// Whose messages count together.
+/// A sender, or a group of senders whose messages count together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Party {
-    /// Programs of this node: they are not limited.
+    /// Programs of this node, which are not limited.
     Here,
     /// The nodes that have proved this key.
     Key(PublicKey),
@@ -24,25 +26,26 @@ pub(crate) enum Party {
     Node(PeerId),
 }
 
-/// Messages that wait in a mailbox, by sender.
+/// The senders of the messages that wait in a mailbox, and how many messages each has there.
 #[derive(Debug)]
 pub(super) struct MailShares {
     messages: u64,
-    /// In their order.
+    /// The senders, in the order of the messages.
     waiting: VecDeque<Party>,
     held: HashMap<Party, u64>,
 }
 
 impl MailShares {
-    /// `None`: a mailbox of that size, for these senders, is not shared out.
+    /// The shares of a new mailbox for `messages` messages. `None`: a mailbox of this size, for these senders, is not
+    /// shared out.
     pub(super) fn of(messages: u32, senders: &[Who]) -> Option<Self> {
         let is_shared = messages >= LEAST_MESSAGES && senders.contains(&Who::Anyone);
         is_shared.then(|| Self { messages: messages.into(), waiting: VecDeque::new(), held: HashMap::new() })
     }
 
-    /// Whether one more message of a sender may be put in, while so many have not been taken out.
+    /// Whether one more message of a sender may be put in, while `not_taken` messages have not been taken out.
     pub(super) fn admits(&mut self, party: Party, not_taken: u64) -> bool {
-        // A program can say what it likes, about its own mailbox.
+        // `not_taken` comes from the program, which may write any value for its own mailbox.
         while self.waiting.len() as u64 > not_taken.min(self.messages)
             && let Some(taken) = self.waiting.pop_front()
         {
@@ -57,7 +60,7 @@ impl MailShares {
         party == Party::Here || held == 0 || held < self.messages.saturating_sub(not_taken)
     }
 
-    /// A message of that sender was put in.
+    /// Records that a message of this sender was put in.
     pub(super) fn put(&mut self, party: Party) {
         self.waiting.push_back(party);
         *self.held.entry(party).or_default() += 1;
@@ -83,10 +86,11 @@ mod tests {
         let node = |number| Party::Node(PeerId(number));
         let parts: Vec<u64> = (1..=8).map(|number| flood(&mut shares, node(number), 0)).collect();
         assert_eq!(parts, [512, 256, 128, 64, 32, 16, 8, 4]);
-        // Each has one at least as long as there is room, and programs here have all of it.
+        // A further sender may have at least one message while there is room, and programs of this node may use all of
+        // it.
         assert_eq!(flood(&mut shares, node(9), 0), 2);
         assert_eq!(flood(&mut shares, Party::Here, 0), 2);
-        // When some were taken out, their sender has room again.
+        // After messages were taken out, their sender has room again.
         taken += 600;
         assert!(flood(&mut shares, node(1), taken) > 200);
         assert!(MailShares::of(512, &[Who::Anyone]).is_none());

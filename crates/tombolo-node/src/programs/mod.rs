@@ -1,11 +1,11 @@
-//! The programs of this node: their domains, channels and memory, and what they ask for.
+//! The programs of this node: their domains, channels, memory and requests.
 //!
-//! A program trusts its node; the node trusts no program. What it reads from a
-//! channel page is copied once and checked, a wild doorbell is a descriptor that
-//! fails, and a program that dies takes with it what it has, and its domain if no other process is in that.
+//! A program trusts its node. The node trusts no program: it copies a descriptor from a channel page once and checks
+//! the copy, and a doorbell without a valid descriptor is a transfer that fails. When a program dies, its memory goes
+//! with it, and so does its domain unless another process is in it.
 //!
-//! It owns the domains with all that belongs to them. It calls the rooms `fabric` and `memory`. Whether somebody
-//! may reach a domain's memory is decided above, by the grants that are kept here.
+//! It owns the domains with all that belongs to them. It calls the rooms `fabric` and `memory`. The room `driver`
+//! decides who may reach a domain's memory, by the grants that are kept here.
 
 pub(crate) mod access;
 mod addresses;
@@ -21,15 +21,15 @@ mod status;
 pub(crate) mod user;
 pub(crate) mod windows;
 
-/// The most blocks that an engine may have under way.
+/// Maximum number of blocks that an engine may have under way.
 pub const MAX_TRANSACTIONS: u16 = 1 << 15;
 
-/// What a node has room for.
+/// Limits of a node for its programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Programs' domains open at once (QOS §3.2.1: 16), with 64 channels each; each process of a domain counts.
+    /// Domains open at once (QOS §3.2.1: 16), with 64 channels each. Each process of a domain counts.
     pub domains: u16,
-    /// Memory allocated for all of them, in bytes.
+    /// Memory allocated for all programs, in bytes.
     pub program_memory_bytes: u64,
     /// Blocks under way (QOS §3.2.4: 1024), at most [`MAX_TRANSACTIONS`].
     pub transactions: u16,
@@ -47,10 +47,10 @@ impl Default for Limits {
 /// Why memory of a domain was not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// There is no such domain, or it is another life of it.
+    /// There is no such domain, or it now belongs to another life.
     Domain,
-    /// The domain has nothing there.
+    /// The domain has no memory at this address.
     Range,
-    /// The memory is granted to others.
+    /// The memory is not granted to this poster.
     Grant,
 }

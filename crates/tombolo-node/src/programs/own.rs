@@ -1,5 +1,5 @@
-//! Ranges of programs' own memory: at their own addresses in their domains, behind the base of their process, and below
-//! those that the node hands out.
+//! Ranges of programs' own memory. In a domain they have the program's own addresses plus the base of their process,
+//! all below the addresses that the node gives out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,13 +33,13 @@ pub(crate) struct OwnRange {
 }
 
 impl OwnRange {
-    /// Whether it is deregistered.
+    /// Whether the range has been deregistered, or its domain has closed.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::SeqCst)
     }
 }
 
-/// The registered ranges of a domain, and how they are reached.
+/// The registered ranges of a process in a domain, and its access area.
 #[derive(Debug, Default)]
 pub(super) struct OwnRanges(RwLock<Table>);
 
@@ -47,18 +47,19 @@ pub(super) struct OwnRanges(RwLock<Table>);
 struct Table {
     ranges: BTreeMap<u64, Arc<OwnRange>>,
     access: Option<Arc<OwnAccess>>,
-    /// Deregistrations that wait for the end of an access, by where their range begins: the numbers of the requests.
+    /// Numbers of the deregistration requests that wait for the end of an access, by the first address of their range.
     releases: BTreeMap<u64, Vec<u32>>,
     closed: bool,
 }
 
 impl OwnRanges {
-    /// How much memory is registered.
+    /// Number of registered bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.0.read().ranges.values().map(|range| range.end - range.start).sum()
     }
 
-    /// The domain closes: nothing of it is touched any more, but by an access that hangs.
+    /// Closes the ranges when the process leaves its domain. No access to them begins any more, though one that hangs
+    /// may go on. Returns the access area.
     pub(super) fn close(&self) -> Option<Arc<OwnAccess>> {
         let mut table = self.0.write();
         table.closed = true;
@@ -70,7 +71,7 @@ impl OwnRanges {
 }
 
 impl Programs {
-    /// Nobody makes the accesses of this area any more, though its domain is open: another registration finds others who do.
+    /// Gives an access area up, while its domain stays open. A later registration may get a new area.
     pub(crate) fn abandon_access(&self, access: &Arc<OwnAccess>) {
         if let Some(domain) = self.of_context(access.context) {
             domain.own.0.write().access.take_if(|known| Arc::ptr_eq(known, access));
@@ -79,7 +80,7 @@ impl Programs {
     }
 }
 
-/// Own memory of a program, found and allowed.
+/// A range of a program's own memory to which an access is allowed.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnPlace {
     pub(crate) range: Arc<OwnRange>,
@@ -87,7 +88,7 @@ pub(crate) struct OwnPlace {
 }
 
 impl ProgramDomain {
-    /// The memory of its program, by the descriptors that it has passed.
+    /// The memory of the program, reached by the descriptors that the program passed.
     fn own_memory(&self, descriptors: Vec<PassedDescriptor>) -> Result<ProgramMemory, String> {
         let process_id = self.socket.peer().ok().and_then(|peer| peer.process_id);
         let process_id =
@@ -96,14 +97,14 @@ impl ProgramDomain {
     }
 }
 
-/// Whether an address of a domain would be in a program's own memory.
+/// Whether an address in a domain is one for programs' own memory.
 pub(crate) fn is_own(domain: Domain, address: u64) -> bool {
     address < NODE_ADDRESSES && from_the_wire(domain).is_some()
 }
 
 impl Programs {
-    /// A range of a program's own memory, in the domain in which that life is if one is given; and if `is_granted` says so
-    /// of its grants. Only for addresses that [`is_own`] takes for such.
+    /// Finds a range of a program's own memory, if `is_granted` accepts its grants. If `life` is given, the process
+    /// with that life must still be in the domain. Only for addresses for which [`is_own`] returns true.
     pub(crate) fn find_own(
         &self,
         number: u16,
@@ -125,14 +126,14 @@ impl Programs {
         }
     }
 
-    /// The area by which the program makes the accesses to its memory itself.
+    /// Opens an area whose orders the program carries out itself.
     pub(super) fn open_access(&self, domain: &ProgramDomain) -> Result<Arc<OwnAccess>, String> {
         let mut table = domain.own.0.write();
         if table.closed {
             return Err("the domain is closed".into());
         }
         match &table.access {
-            // A program asks again where it did not get the answer.
+            // A program repeats the request if it did not get the answer.
             Some(access) if access.is_by_program() => return Ok(access.clone()),
             Some(_) => return Err("the node makes the accesses to this program's memory already".into()),
             None => {}
@@ -144,7 +145,7 @@ impl Programs {
         Ok(access)
     }
 
-    /// How the ranges are reached that are registered with these descriptors.
+    /// The access area for a registration with these descriptors.
     fn access_for(
         &self,
         domain: &ProgramDomain,
@@ -155,14 +156,14 @@ impl Programs {
             (table.access.clone(), !table.ranges.is_empty())
         };
         match known {
-            // It has changed its mind: a thread could not be started there.
+            // The program opened an area, but could not start a thread. Now it passes descriptors instead.
             Some(access) if access.is_by_program() && !descriptors.is_empty() && !is_used => {}
-            // Its helper was killed.
+            // Its helper has ended, so another one is started.
             Some(access) if access.has_lost_its_helper() && !descriptors.is_empty() => {}
             Some(access) => return Ok(access),
             None => {}
         }
-        // Under no lock that the engine's loop needs: the program may make this wait.
+        // Hold no lock here that the engine's loop needs: the program may make this wait.
         let memory = domain.own_memory(descriptors)?;
         let whose = Whose::of(domain);
         let helper = self.helper.get().copied();
@@ -217,9 +218,9 @@ impl Programs {
         Ok(())
     }
 
-    /// Gives a range up, and answers when it is not touched any more. Until then it stays in the
-    /// table, where nothing new finds it: a deregistration that failed can be tried again, and nothing
-    /// else is registered there meanwhile.
+    /// Deregisters a range, and answers when no access touches it any more. Until then it stays in the table, where no
+    /// new access finds it. So a deregistration that failed can be repeated, and no other range is registered there
+    /// meanwhile.
     pub(super) fn deregister(
         &self,
         now: Time,
@@ -234,7 +235,7 @@ impl Programs {
             return domain.reply(number, Reply::Failed(reason), &[]);
         };
         range.gone.store(true, Ordering::SeqCst);
-        // Without an area nobody reaches it.
+        // Without an area, no access reaches the range.
         let released = table
             .access
             .as_ref()
@@ -245,7 +246,7 @@ impl Programs {
             Released::Stuck => {}
         }
         drop(table);
-        // What waited there has been refused.
+        // Accesses that waited in the range have been refused, which leads to further steps.
         self.has_steps();
         match released {
             Released::Now => domain.reply(number, Reply::Done, &[]),
@@ -254,7 +255,7 @@ impl Programs {
         }
     }
 
-    /// The fault registers of a domain, which are clear then.
+    /// Reads and clears the fault registers of a process.
     pub(super) fn take_fault_registers(&self, domain: &ProgramDomain) -> FaultRegisters {
         let context = domain.own.0.read().access.as_ref().map(|access| access.context);
         let registers =
@@ -268,7 +269,7 @@ impl Programs {
         }
     }
 
-    /// The access that a deregistration waited for has ended, or does not.
+    /// Answers deregistrations: the access that they waited for has ended, or with `ended` false it hangs.
     pub(crate) fn released(&self, context: ContextId, address: u64, ended: bool) {
         let Some(domain) = self.of_context(context) else { return };
         let mut table = domain.own.0.write();
@@ -279,7 +280,7 @@ impl Programs {
         drop(table);
         for request in requests {
             if domain.reply(request, if ended { Reply::Done } else { hangs() }, &[]).is_err() {
-                // A program that does not take its answers would not know what it has.
+                // A program that does not take its answers would not know its state.
                 domain.socket.hang_up();
             }
         }

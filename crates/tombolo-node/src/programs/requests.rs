@@ -1,7 +1,7 @@
-//! What programs ask their node for, and the answers.
+//! Requests of programs to their node, and the answers.
 //!
-//! What may take long (memory, descriptors that a program passes) is done in the pool, and answered from
-//! there: the thread that receives programs also brings their wakes, and waits for nothing.
+//! Work that may take long (memory, descriptors that a program passes) is done in the pool and answered from there. The
+//! thread that receives programs must not wait, because it also handles their wake-up messages.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::memory::reclaim::{Reclaimer, Room, Segment, TakeError};
 /// The nodes that programs can name.
 fn peer_statuses(fabric: &Fabric) -> Vec<PeerStatus> {
     let itself = PeerStatus { node: ITSELF.0, name: fabric.name().to_owned() };
-    // One that is only being dialed is no neighbour yet.
+    // A wanted node that is still being dialed is not listed.
     let is_dial = |connection: &Connection| {
         let neighbour = connection.neighbour();
         neighbour.is_wanted.load(Ordering::Relaxed) && neighbour.life().is_none()
@@ -41,7 +41,7 @@ fn peer_statuses(fabric: &Fabric) -> Vec<PeerStatus> {
     std::iter::once(itself).chain(others).collect()
 }
 
-/// The lives of the nodes that programs can name, as far as they are known.
+/// The known lives of the nodes that programs can name.
 fn peer_lives(fabric: &Fabric) -> Vec<PeerLife> {
     let itself = PeerLife { node: ITSELF.0, life: fabric.life().0 };
     let others = fabric.connections().into_iter().filter(|connection| !connection.is_part());
@@ -52,7 +52,8 @@ fn peer_lives(fabric: &Fabric) -> Vec<PeerLife> {
     std::iter::once(itself).chain(others).collect()
 }
 
-/// What is granted to a neighbour is granted to the life of it that has its number, or has it first.
+/// Replaces a neighbour's number by that of its life: the one that has the neighbour's number, or the first that will
+/// have it.
 fn noted_who(fabric: &Fabric, who: Who) -> Who {
     match who {
         Who::Node(number) => Who::Node(fabric.numbers.life_called(number)),
@@ -77,7 +78,7 @@ fn policy_of(faults: Faults) -> FaultPolicy {
 }
 
 impl Programs {
-    /// Answers what a program has asked, or sees to it that it is answered.
+    /// Answers a program's request, or starts a task that answers it.
     pub(super) fn answer(
         self: &Arc<Self>,
         fabric: &Fabric,
@@ -114,7 +115,7 @@ impl Programs {
                 return programs.deregister(fabric.now(), domain, number, address);
             }
             Request::Free { address } => {
-                // From now on nobody finds it.
+                // From now on the memory cannot be found.
                 let mut regions = programs.regions.write();
                 let is_there = Programs::of_process(&regions, domain, address).is_some();
                 let region = is_there.then(|| regions.remove(&(domain.number, address))).flatten();
@@ -197,26 +198,27 @@ impl Programs {
 enum Wanted {
     /// Memory of a domain.
     Memory(Vec<Grant>),
-    /// A window, which others may write or not.
+    /// A window, and whether it is writable.
     Window(Vec<Grant>, bool),
-    /// What the window at this address moves to, since it is revoked.
+    /// The memory that the window at this address moves to when it is revoked.
     Successor(u64),
 }
 
-/// What is done for a program, and how far it is.
+/// The state of a task for a program.
 enum Work {
-    /// What others gave back may have to be freed first. Since when it waits.
+    /// Memory that was given back may have to be freed first. Waiting since then.
     AwaitRoom(u64, Wanted, Instant),
     Allocate(Allocation, Room, Wanted),
     OpenWindow(u64),
-    /// Nobody finds the window at this address any more. What it moves to, and since when.
+    /// The window at this address was revoked and cannot be found any more. With the memory that it moves to, and since
+    /// when.
     Withdraw(u64, Arc<SharedMemory>, Instant),
-    /// Another node is asked.
+    /// Waits for the answer of another node.
     AwaitWindow(AskedWindow),
     Register((u64, u64), Vec<Grant>, FaultPolicy, Vec<PassedDescriptor>),
-    /// Nobody finds this any more. Since when.
+    /// This memory cannot be found any more. Waiting since then to free it.
     Free(Region, Instant),
-    /// The socket has not taken this yet. Until when it is tried.
+    /// The answer that is to be sent, what goes with it, and until when to try.
     Answer(Reply, Passed, Instant),
     Over,
 }
@@ -237,7 +239,7 @@ struct ProgramTask {
 }
 
 impl ProgramTask {
-    /// The rest is this answer.
+    /// Only this answer is left to be sent.
     fn answer(&mut self, reply: Reply, passed: Passed) -> Step {
         self.work = Work::Answer(reply, passed, Instant::now() + timing::ANSWER_TIMEOUT);
         Step::More
@@ -263,7 +265,8 @@ impl ProgramTask {
         }
     }
 
-    /// Of what it has, the allocation goes first on an error: its room is free when it is.
+    /// Does the next step of the allocation. On an error, the allocation is dropped before its room, so that the room
+    /// is free only when the memory is.
     fn allocate(&mut self, room: Room, mut allocation: Allocation, wanted: Wanted) -> Result<Step, String> {
         if !allocation.go_on().map_err(|error| error.to_string())? {
             self.work = Work::Allocate(allocation, room, wanted);
@@ -319,7 +322,7 @@ impl ProgramTask {
                 Step::Waits
             }
             Err(_) => {
-                // A program that does not take its answers would not know what it has.
+                // A program that does not take its answers would not know its state.
                 self.domain.socket.hang_up();
                 Step::Over
             }
@@ -343,7 +346,7 @@ impl BlockingTask for ProgramTask {
                 registered.map(|()| self.answer(Reply::Done, Passed::Nothing))
             }
             Work::Free(mut region, since) => {
-                // Who has found it copies or sends a block and lets it go.
+                // A thread that found the memory before copies or sends a block and then drops it.
                 if region.segment.is_in_use() && since.elapsed() < timing::IN_USE_TIMEOUT {
                     self.work = Work::Free(region, since);
                     return Step::Waits;
@@ -358,7 +361,7 @@ impl BlockingTask for ProgramTask {
     }
 }
 
-/// Waits until nobody else has the access of a domain, which is closed, and until its helper has ended, and lets go of it.
+/// Waits until no other thread holds a closed access area and its helper has ended, and then drops it.
 pub(super) struct LastAccess(pub(super) Arc<OwnAccess>);
 
 impl BlockingTask for LastAccess {
@@ -371,7 +374,7 @@ impl BlockingTask for LastAccess {
     }
 }
 
-/// Waits until nobody else has a domain, which is closed, and lets go of it.
+/// Waits until no other thread holds a process that has left its domain, and then drops it.
 pub(super) struct LastHolder(pub(super) Arc<ProgramDomain>);
 
 impl BlockingTask for LastHolder {
@@ -399,7 +402,8 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Ends the thread that receives programs, also where the test fails: it would wait for that thread.
+    /// Ends the thread that receives programs even if the test fails, because the test would otherwise wait for that
+    /// thread.
     struct Stopping<'a>(&'a AtomicBool);
 
     impl Drop for Stopping<'_> {
@@ -468,7 +472,7 @@ mod tests {
                 assert!(since.elapsed() < TIMEOUT, "the domain stays open");
                 std::thread::yield_now();
             }
-            // What the program had goes after it.
+            // The program's memory is released after its domain closes.
             while node.programs.memory.in_use_bytes() > 0 {
                 assert!(since.elapsed() < TIMEOUT, "memory stays in use");
                 std::thread::yield_now();

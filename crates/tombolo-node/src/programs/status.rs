@@ -1,4 +1,4 @@
-//! How the processes are that use a node's API, for whoever asks the node.
+//! The status of the processes that use a node's API.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use super::domain::ProgramDomain;
 use super::domains::Programs;
 use crate::fabric::status::{ProgramLimits, ProgramStatus};
 
-/// Bytes that a process of a domain has allocated, and how many parts of that others may map.
+/// Bytes that each process of a domain has allocated, and its number of windows, by domain and life.
 pub(crate) type MemoryByProcess = HashMap<(u16, u32), (u64, u32)>;
 
 impl Programs {
-    /// What programs may have.
+    /// The limits of programs.
     pub(crate) fn limits(&self) -> ProgramLimits {
         ProgramLimits {
             domains: self.limits.domains.into(),
@@ -21,7 +21,7 @@ impl Programs {
         }
     }
 
-    /// What each process has allocated.
+    /// Sums the allocated memory of each process.
     pub(crate) fn memory_by_process(&self) -> MemoryByProcess {
         let mut all = MemoryByProcess::new();
         for ((number, _), region) in &*self.regions.read() {
@@ -32,7 +32,7 @@ impl Programs {
         all
     }
 
-    /// How one of them is.
+    /// The status of one process of a domain.
     pub(crate) fn status(&self, domain: &Arc<ProgramDomain>, memory: &MemoryByProcess) -> ProgramStatus {
         let peer = domain.socket.peer().ok();
         let (memory_bytes, windows) = memory.get(&(domain.number, domain.life)).copied().unwrap_or_default();

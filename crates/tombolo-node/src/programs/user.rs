@@ -1,22 +1,22 @@
-//! The user numbers of transfers: on whose behalf each goes.
+//! The user numbers of transfers, which say on whose behalf each transfer is made.
 
 use tombolo_core::rdma::PeerId;
 
-/// Marks the transfers of programs among the user numbers of the engine.
+/// Marks the user numbers of programs' transfers.
 const OF_A_PROGRAM: u64 = 1 << 62;
-/// Marks those of them that stay here and are small.
+/// Marks, in addition, small transfers between two programs of this node.
 pub(crate) const SMALL_LOOPBACK: u64 = 1 << 61;
-/// Marks the transfers that a peer asked for.
+/// Marks the user numbers of transfers that a peer asked for.
 const OF_A_PEER: u64 = 1 << 60;
 /// Bits of the user number of a transfer that the node itself has posted. The bits above mark transfers of programs and of peers.
 pub(crate) const NODE_BITS: u32 = OF_A_PEER.trailing_zeros();
 
-/// On whose behalf a transfer goes, by its user number.
+/// The party on whose behalf a transfer is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Poster {
     /// The node itself.
     Node,
-    /// The program of that domain, in that life of it.
+    /// The program with this domain and this life.
     Program(u16, u32),
     /// A peer.
     Peer(PeerId),
@@ -39,7 +39,7 @@ impl Poster {
         OF_A_PROGRAM | u64::from(domain) << 40 | u64::from(life) << 8 | slot as u64
     }
 
-    /// The user number of the transfer that a peer asked for, which is the `index`th of all peers'.
+    /// The user number of a transfer that a peer asked for. `index` counts the transfers that all peers ask for.
     pub(crate) fn user_of_peer(peer: PeerId, index: u32) -> u64 {
         OF_A_PEER | u64::from(peer.0) << 24 | u64::from(index & 0xFF_FFFF)
     }

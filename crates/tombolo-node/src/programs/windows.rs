@@ -1,4 +1,4 @@
-//! Windows: memory of one program that others map (`tombolo_host::shared::window`).
+//! Windows: memory of one program that other programs map (`tombolo_host::shared::window`).
 //!
 //! ```text
 //!   allocated ──opened by its owner──► open ──────────► gone: freed, or its domain closed
@@ -6,8 +6,8 @@
 //!                                       └ revoked: no more rights; the owner's bytes move to other memory ─► plain memory
 //! ```
 //!
-//! Who maps a window has its descriptor, which nobody can take back. So a window is granted to all alike, for reading or for
-//! reading and writing, and it is revoked as a whole.
+//! A program that maps a window has its descriptor, which cannot be taken back. So a window has the same rights for all
+//! programs that it is granted to: reading, or reading and writing. It is revoked as a whole.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -29,12 +29,12 @@ use crate::fabric::neighbour::Answer;
 use crate::fabric::table::{Fabric, ITSELF};
 use crate::memory::reclaim::Segment;
 
-/// What makes memory of a domain a window.
+/// The state that makes memory of a domain a window.
 #[derive(Debug)]
 pub(crate) struct Window {
     state: Arc<WindowState>,
     pub(super) is_writable: bool,
-    /// Its owner has mapped it: now others may.
+    /// Its owner has mapped it, so other programs may map it now.
     is_open: bool,
 }
 
@@ -51,7 +51,7 @@ impl Drop for Window {
     }
 }
 
-/// A window, for those who map it.
+/// A window, for a program that maps it.
 #[derive(Debug)]
 pub(crate) struct WindowPlace {
     memory: Arc<SharedMemory>,
@@ -64,7 +64,7 @@ impl WindowPlace {
         self.memory.len() as u64
     }
 
-    /// The memory, and the window's state.
+    /// Descriptors of the memory and of the window's state.
     pub(crate) fn descriptors(&self) -> Result<[OwnedFd; 2], SharedMemoryError> {
         let memory = match self.is_writable {
             true => self.memory.as_fd().try_clone_to_owned().map_err(|error| SharedMemoryError::System {
@@ -77,13 +77,16 @@ impl WindowPlace {
     }
 }
 
-/// Whoever decides who may map which window.
+/// Decides which poster may map which window. The node implements it.
 pub(crate) trait Windows {
-    /// The window that begins at this address of a domain of this node, if that poster may map it.
+    /// The window that begins at this address of a domain of this node, if this poster may map it.
     fn window(&self, domain: u16, address: u64, by: Poster) -> Result<WindowPlace, Missing>;
 }
 
-/// Whether others may write a window with such grants.
+/// Whether a window with these grants may be written by other programs.
+///
+/// # Errors
+/// The grants are not the same for all.
 pub(super) fn is_writable(grants: &[Grant]) -> Result<bool, String> {
     let is_writable = grants.first().is_some_and(|grant| grant.write);
     if grants.iter().any(|grant| !grant.read || grant.write != is_writable) {
@@ -93,7 +96,7 @@ pub(super) fn is_writable(grants: &[Grant]) -> Result<bool, String> {
     Ok(is_writable)
 }
 
-/// Why a window is not mapped.
+/// Text that says why a window is not mapped.
 pub(crate) fn why_not(missing: Missing, domain: u16, address: u64) -> String {
     match missing {
         Missing::Domain => format!("there is no domain {domain}"),
@@ -102,7 +105,7 @@ pub(crate) fn why_not(missing: Missing, domain: u16, address: u64) -> String {
     }
 }
 
-/// A window of another node, asked for.
+/// A request to another node to map one of its windows.
 pub(super) struct AskedWindow {
     connection: Arc<Connection>,
     number: u32,
@@ -112,7 +115,7 @@ pub(super) struct AskedWindow {
 }
 
 impl AskedWindow {
-    /// Asks soon.
+    /// Prepares the request. [`Self::go_on`] sends it.
     pub(super) fn new(fabric: &Fabric, target: Target, address: u64) -> Result<Self, String> {
         let connection = fabric.numbers.peer(target.node).and_then(|peer| fabric.connection(peer));
         let connection = connection.ok_or_else(|| format!("no node has the number {}", target.node))?;
@@ -130,7 +133,7 @@ impl AskedWindow {
         Ok(Self { connection, number, message, is_sent: false, until })
     }
 
-    /// The answer, once it is there.
+    /// Sends the request unless it is sent, and returns the answer when it has arrived.
     pub(super) fn go_on(&mut self) -> Option<Result<Answer, String>> {
         if !self.is_sent {
             self.is_sent = self.connection.link.send_control(&self.message, &[]).is_ok();
@@ -151,7 +154,7 @@ impl Drop for AskedWindow {
     }
 }
 
-/// What the program is answered that has asked for a window of another node, and the descriptors that come along.
+/// The answer to the program that asked for a window of another node, and the descriptors that go with it.
 pub(super) fn answer_of((reply, descriptors): Answer) -> Result<(Reply, Vec<PassedDescriptor>), String> {
     match reply {
         PeerReply::Window { bytes, is_writable } if descriptors.len() == 2 => {
@@ -163,7 +166,8 @@ pub(super) fn answer_of((reply, descriptors): Answer) -> Result<(Reply, Vec<Pass
 }
 
 impl Programs {
-    /// The window that begins there, if `is_granted` says so of its grants and of whether it is to be written.
+    /// The window that begins at this address, if `is_granted` accepts its grants. The second argument of `is_granted`
+    /// says whether the window is writable.
     pub(crate) fn find_window(
         &self,
         number: u16,
@@ -192,7 +196,7 @@ impl Programs {
         })
     }
 
-    /// What a program asks to map that is at this node.
+    /// Finds the window of this node that a program asks to map.
     pub(super) fn map_here(
         &self,
         windows: &dyn Windows,
@@ -205,7 +209,8 @@ impl Programs {
         windows.window(target.domain, address, by).map_err(|missing| why_not(missing, target.domain, address))
     }
 
-    /// The owner of a window has mapped it. In the pool: to seal waits for who changes the file, which its program may.
+    /// Opens a window that its owner has mapped. Runs in the pool, because sealing waits for ongoing writes to the
+    /// file, which the program may make.
     pub(super) fn open_window(&self, domain: &ProgramDomain, address: u64) -> Result<(), String> {
         let no_window = || format!("no window begins at {address:#x}");
         let found = |region: &Region| {
@@ -218,7 +223,7 @@ impl Programs {
             memory.seal_for_readers().map_err(|error| error.to_string())?;
         }
         let mut regions = self.regions.write();
-        // Unless it was freed or revoked meanwhile.
+        // The window may have been freed or revoked meanwhile.
         let region = Self::of_process_mut(&mut regions, domain, address).filter(|region| !region.is_moving());
         let window = region.and_then(|region| region.window.as_mut());
         let window = window.filter(|window| Arc::ptr_eq(&window.state, &state)).ok_or_else(no_window)?;
@@ -226,7 +231,8 @@ impl Programs {
         Ok(())
     }
 
-    /// How large the window is that begins there, and what it moves to if it was revoked.
+    /// The size of the window that begins at this address. Also returns the memory that it moves to, if it was revoked
+    /// already.
     pub(super) fn window_to_revoke(
         &self,
         domain: &ProgramDomain,
@@ -239,8 +245,8 @@ impl Programs {
         Ok((region.segment.memory().len() as u64, successor))
     }
 
-    /// A window is revoked: nobody has rights to it any more, and no transfer reaches it until it has moved to that
-    /// memory, which its owner gets. Asked again, it is told the same memory.
+    /// Revokes a window: all grants end, and no transfer reaches the window until its contents have moved to
+    /// `successor`, which its owner gets. A repeated request returns the same memory.
     pub(super) fn revoke(
         &self,
         domain: &ProgramDomain,
@@ -261,14 +267,15 @@ impl Programs {
         Ok(memory)
     }
 
-    /// Whether somebody who has found a window before it was revoked reaches it still.
+    /// Whether a transfer that found a window before it was revoked still uses its memory.
     pub(super) fn is_reached(&self, domain: &ProgramDomain, address: u64) -> bool {
         let mut regions = self.regions.write();
         let region = Self::of_process_mut(&mut regions, domain, address);
         region.is_some_and(|region| region.segment.is_in_use())
     }
 
-    /// The owner has moved what its window held. Said again, since the answer did not come in time, it is as before.
+    /// Replaces a revoked window by its successor, after the owner has moved the contents. A repeated request has no
+    /// further effect: the owner repeats it if the answer did not come in time.
     pub(super) fn moved(&self, domain: &ProgramDomain, address: u64) -> Result<(), String> {
         let mut regions = self.regions.write();
         let Some(region) = Self::of_process_mut(&mut regions, domain, address) else {
@@ -282,7 +289,7 @@ impl Programs {
                 .ok_or_else(|| format!("no window that begins at {address:#x} was revoked"));
         };
         region.was_revoked = true;
-        // Those who have it mapped keep it, a child of the owner's among them.
+        // Programs that have the window mapped keep their mapping, and so does a child of the owner.
         let former = std::mem::replace(&mut region.segment, successor);
         let window = region.window.take();
         drop(regions);

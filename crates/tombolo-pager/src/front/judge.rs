@@ -1,22 +1,22 @@
 //! Decides whether a signal was sent to the front's group or to the front alone.
 //!
-//! Used where the front is in the program's group. A signal for the group reaches the witness as well, and before the front: the kernel
-//! delivers to the newest members first. The witness's copy is called the twin; it has the same number and sender. A signal with a twin was
-//! for the group. At most one signal of a number below 32 waits at a process, so the front asks for a twin before and after it takes its own
-//! signal: a second one may come in between.
+//! Used where the front is in the program's group. A signal for the group reaches the witness as well, and before the
+//! front: the kernel delivers to the newest members first. The witness's copy is called the twin; it has the same number
+//! and sender. A signal with a twin was for the group. At most one signal of a number below 32 waits at a process, so the
+//! front asks for a twin before and after it takes its own signal: a second one may come in between.
 
 use tombolo_host::jobs::STOPS;
 use tombolo_host::signals::{FIRST_QUEUED, SignalSet, Taken};
 
-/// Where signals wait.
+/// The queues in which signals of the front and the witness wait.
 pub(super) trait Queues {
-    /// Takes one of the front's.
+    /// Takes a signal of this number that waits at the front.
     fn own(&mut self, number: i32) -> Option<Taken>;
-    /// Whether another one waits at the front.
+    /// Whether another signal of this number waits at the front.
     fn own_waits(&mut self, number: i32) -> bool;
-    /// Takes one of the witness's.
+    /// Takes a signal of this number that waits at the witness.
     fn twin(&mut self, number: i32) -> Option<Taken>;
-    /// The numbers of which a signal waits at the witness.
+    /// The numbers of the signals that wait at the witness.
     fn twins(&mut self) -> SignalSet;
     /// Waits until the signals that the witness has now have reached the front.
     fn settle(&mut self);
@@ -25,7 +25,7 @@ pub(super) trait Queues {
 /// The target of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meant {
-    /// Every process of the group, each of which has it.
+    /// Every process of the group: each has got the signal.
     Group,
     /// The front, which stands for the program.
     Process,
@@ -63,8 +63,8 @@ impl Judge {
         let twins = [before, queues.twin(number)];
         self.announced = self.announced.without(number);
         let is_its = was_announced || twins.iter().flatten().any(|twin| twin.is_like(&taken));
-        // If another one of this number waits now, it cannot be told which of the two was the group's. The next one counts as the
-        // group's: to lose one is better than to double it.
+        // If another signal of this number waits now, it cannot be told which of the two was the group's. The next one
+        // counts as the group's: losing a signal is better than doubling it.
         let is_open = match twins {
             [None, None] => false,
             [Some(_), None] => was_announced || !is_its,
@@ -102,15 +102,16 @@ impl Judge {
         self.kept.push(twin);
     }
 
-    /// Drops the witness's signals that have no counterpart at the front: they were sent to the witness alone, as by a service manager that signals
-    /// each process. Called when no signal has come for a while; otherwise a later signal would be taken for theirs.
+    /// Drops the witness's signals that have no counterpart at the front: they were sent to the witness alone, for instance
+    /// by a service manager that signals each process. Called when no signal has come for a while. If they were kept, a
+    /// later signal would be taken for their counterpart.
     pub(super) fn forget(&mut self, queues: &mut impl Queues) {
         self.announced = SignalSet::default();
         self.kept.clear();
         for number in queues.twins().iter() {
             while let Some(twin) = queues.twin(number) {
                 queues.settle();
-                // Unless it has just come for the group.
+                // Drop the twin, unless its signal has just come for the group.
                 if !queues.own_waits(number) {
                     continue;
                 }
@@ -123,8 +124,9 @@ impl Judge {
         }
     }
 
-    /// A continuation discards pending stop signals, and a stop signal discards a pending continuation. If it was for the front alone, the
-    /// witness still has the twin of the discarded signal, which is dropped here.
+    /// Drops twins of signals that the kernel has discarded at the front. A continuation discards pending stop signals, and
+    /// a stop signal discards a pending continuation. If it was for the front alone, the witness still has the twin of the
+    /// discarded signal.
     fn drop_opposites(&mut self, number: i32, queues: &mut impl Queues) {
         let opposites: &[i32] = match number {
             libc::SIGCONT => &STOPS,
@@ -138,7 +140,7 @@ impl Judge {
             self.announced = self.announced.without(*opposite);
             if queues.twin(*opposite).is_some() {
                 queues.settle();
-                // It has just come for the group.
+                // The twin is of a signal that has just come for the group.
                 if queues.own_waits(*opposite) {
                     self.announced = self.announced.with(*opposite);
                 }
@@ -158,7 +160,7 @@ mod tests {
     const NUMBER: i32 = libc::SIGUSR1;
     const QUEUED: i32 = 40;
 
-    /// A process's signals of two numbers: of one at most one waits.
+    /// A process's signals of two numbers: at most one of `NUMBER`, and any number of `QUEUED`.
     #[derive(Default)]
     struct Waiting {
         one: Option<Taken>,
@@ -182,14 +184,14 @@ mod tests {
         }
     }
 
-    /// Signals come at random while others are judged.
+    /// A simulation in which signals come at random while earlier ones are judged.
     struct World<'a> {
         random: &'a mut Random,
         front: Waiting,
         witness: Waiting,
-        /// The witness has it, and the front has not yet.
+        /// A signal for the group that has reached the witness, but not the front.
         between: Option<Taken>,
-        /// For the group, for the front.
+        /// For each number: how many signals were sent to the group and to the front.
         sent: [[u64; 2]; 2],
         left: u32,
     }
@@ -277,8 +279,8 @@ mod tests {
         }
     }
 
-    /// Queued signals are all told apart. Of others none that was for the group is passed on as well; where they come one by one, and after
-    /// any turmoil, they are told apart, too.
+    /// For queued signals, the judge always tells the target correctly. For the other signals, it passes none on that was
+    /// for the group. Where these come one by one, even after a burst, it tells their target correctly, too.
     #[test]
     fn seeds() {
         let command = "cargo test -p tombolo-pager judge::tests::seeds";

@@ -1,4 +1,4 @@
-//! What the supervisor and the front tell each other.
+//! Messages between the supervisor and the front.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,13 +9,15 @@ use rustix::net::{RecvFlags, SendFlags};
 use tombolo_host::event;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 
-/// A message: its kind, and what the kind needs.
+/// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// To the front: the program is about to be started. The front keeps its signals from now on, and answers with the same.
+    /// To the front: the program is about to be started. The front blocks its signals from now on, and answers with the
+    /// same message.
     Starting,
-    /// To the front, from the program's process before the program is executed: it has this number and is in the program's group. The
-    /// front sends it those signals for the group that came before it did, and answers with the same.
+    /// To the front, from the program's process before the program is executed: it has this number and is in the program's
+    /// group. The front passes to it the signals for the group that came before it joined, and answers with the same
+    /// message.
     Joined(i32),
     /// To the program's process: the front cannot pass signals to it.
     NotReady,
@@ -25,9 +27,9 @@ pub(super) enum Message {
     Stopped(i32),
     /// To the front: the program has ended with this status.
     Ended(i32),
-    /// To the supervisor: the front has done what a stop of the program asks for, and is not stopped for it any more.
+    /// To the supervisor: the front has handled a stop of the program, and is no longer stopped for it.
     StopDone,
-    /// To the supervisor: this signal came when the program had ended.
+    /// To the supervisor: this signal came after the program had ended.
     Signal { number: i32, is_for_group: bool },
 }
 
@@ -65,7 +67,8 @@ impl Message {
         })
     }
 
-    /// Sends it and waits for the same as the answer. Makes async-signal-safe calls only, allocates nothing and locks nothing.
+    /// Sends the message and waits for the same message as the answer. Makes async-signal-safe calls only, allocates
+    /// nothing and locks nothing.
     pub(super) fn send_and_await_the_same(self, socket: &SeqpacketSocket) -> io::Result<()> {
         rustix::net::send(socket, &self.to_bytes(), SendFlags::NOSIGNAL)?;
         let mut bytes = [0; BYTES];
@@ -84,13 +87,13 @@ impl Message {
         }
     }
 
-    /// Sends it; a receiver that is gone hears nothing.
+    /// Sends the message. It is lost if the receiver is gone.
     pub(super) fn send(self, socket: &SeqpacketSocket) {
-        // Some hundred messages fit into the socket: there are fewer, since the other end takes them as they come.
+        // The socket holds some hundred messages. It never fills, since the other end takes them as they come.
         let _ = socket.send(&[&self.to_bytes()], &[]);
     }
 
-    /// Waits for the next one. `None`: the other end is gone.
+    /// Waits for the next message. `None` if the other end is gone.
     pub(super) fn receive(socket: &SeqpacketSocket) -> Option<Self> {
         loop {
             if let Some(received) = Self::try_receive(socket)? {
@@ -100,7 +103,7 @@ impl Message {
         }
     }
 
-    /// The next one, if it has come. `None`: the other end is gone.
+    /// The next message, if it has come. `None` if the other end is gone.
     #[expect(clippy::option_option, reason = "no message has come, and none will: two different things")]
     pub(super) fn try_receive(socket: &SeqpacketSocket) -> Option<Option<Self>> {
         let mut bytes = [0; BYTES];

@@ -1,24 +1,27 @@
-//! The front: the process that a shell has started, and that stands for the program there.
+//! The front: the process that a shell has started, and that stands for the program towards the shell.
 //!
 //! ```text
 //!  shell ── front ──┬── supervisor ──┬── program, in the group that the front has left
 //!                   └── witness      └── keeper
 //! ```
 //!
-//! The program is in the group in which the front was started, as it would be without all this: what is sent to that group, by a terminal
-//! for instance, it gets itself. Supervisor and front have a group of their own. So what the front gets was sent to it alone, and was meant
-//! for the program: the front passes it on. The witness stays in the program's group, and tells the front what the group gets: that the front
-//! is to go on, for instance. A program that makes itself a group gets what was for the group that it would lead without all this.
+//! The program is in the process group in which the front was started, as it would be without Tombolo. So it gets signals
+//! for that group, from a terminal for instance, directly. Supervisor and front have a group of their own. A signal that
+//! the front gets was sent to the front alone, and was meant for the program: the front passes it on. The witness stays in
+//! the program's group, and tells the front which signals the group gets, for instance that the front is to go on. If a
+//! program makes a group of its own, the front passes on to it the signals for the group that it would lead without
+//! Tombolo.
 //!
 //! The leader of a session cannot leave its group (`setsid`, the first process of a container). There the witness is asked whether a signal
 //! came to the whole group (`judge`), and the supervisor moves into a session of its own: then no process of the program's session could
 //! continue the program, and the kernel treats the group as orphaned, as it would without Tombolo.
 //!
-//! When the program stops, the front stops, and when the program goes on, it goes on. It ends as the program has ended, by the same
-//! signal perhaps, when the supervisor has.
+//! When the program stops, the front stops, and when the program continues, the front continues. When the supervisor has
+//! ended, the front ends as the program has ended, if need be by the same signal.
 //!
-//! The front has no threads and takes signals one by one. It cannot take SIGKILL and SIGSTOP: the first ends the run, the second stops the
-//! front alone. A signal that is passed on has the front as its sender, except one with a value.
+//! The front has no threads and takes signals one by one. It cannot take SIGKILL and SIGSTOP: SIGKILL ends the run, and
+//! SIGSTOP stops the front alone. The program sees the front as the sender of a signal that is passed on, except one with a
+//! value.
 
 mod judge;
 mod messages;
@@ -43,13 +46,13 @@ pub(crate) use supervised::LeftSignal;
 /// Which process this one is after [`split_off`].
 #[derive(Debug)]
 pub enum Side {
-    /// The front, whose work is done: its exit code is this.
+    /// The front, whose work is done. It is to end with this exit code.
     Front(u8),
     /// The supervisor, which goes on.
     Supervisor(Front),
 }
 
-/// Environment variable with the user's `LD_PRELOAD` when this process was executed again without it.
+/// Name of the environment variable with the user's `LD_PRELOAD` when this process was executed again without `LD_PRELOAD`.
 const HANDED_PRELOAD: &str = "TOMBOLO_HANDED_PRELOAD";
 
 /// The user's `LD_PRELOAD`, which is meant for the program.
@@ -59,13 +62,13 @@ pub(crate) fn users_preload() -> Option<OsString> {
         .filter(|value| !value.is_empty())
 }
 
-/// Keeps the variable from the command's program.
+/// Removes the variable from the environment of the command's program.
 pub(crate) fn hide_handed_preload(command: &mut Command) {
     command.env_remove(HANDED_PRELOAD);
 }
 
-/// Executes this process again without `LD_PRELOAD`: a library in it has started threads, and a process with threads cannot be split. Returns if
-/// the variable is not set.
+/// Executes this program again without `LD_PRELOAD`: a library in it has started threads, and a process with threads cannot
+/// be split. Returns without an error if the variable is not set.
 fn start_again_without_preload(inherited: Inherited) -> io::Result<()> {
     let Some(preload) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) else {
         return Ok(());
@@ -81,7 +84,7 @@ fn start_again_without_preload(inherited: Inherited) -> io::Result<()> {
     Err(command.exec())
 }
 
-/// Splits this process, which has opened nothing, into a front and a supervisor.
+/// Splits this process into a front and a supervisor. It must have opened nothing yet.
 pub fn split_off() -> io::Result<Side> {
     let inherited = Inherited::new();
     if !split::has_one_thread()? {
@@ -108,7 +111,7 @@ pub fn split_off() -> io::Result<Side> {
     }
 }
 
-/// Until the program is started, this process ends with its front, whatever it is doing.
+/// Makes this process end with its front until the program is started, whatever it is doing.
 fn end_with(front: Pid) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     if rustix::process::getppid() == Some(front) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }

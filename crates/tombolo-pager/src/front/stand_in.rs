@@ -1,4 +1,4 @@
-//! The front's own process: it stands in for the program.
+//! The front's own process, which stands in for the program.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,8 +17,8 @@ use super::judge::{Judge, Meant, Queues};
 use super::messages::Message;
 use super::witness::Witness;
 
-/// Stands in for the program until the supervisor has ended. Returns the exit code, unless the program, or else the supervisor, was ended
-/// by a signal: this process ends by the same.
+/// Stands in for the program until the supervisor has ended. Returns the exit code. If the program was ended by a signal,
+/// or else the supervisor was, this process ends by the same signal instead.
 pub(super) fn stand_in(
     supervisor: SeqpacketSocket,
     pid: Pid,
@@ -27,7 +27,7 @@ pub(super) fn stand_in(
 ) -> u8 {
     let mut status = None;
     let mut program = None;
-    // Until a program is about to start, signals do to this process what they do to any.
+    // Until a program is about to start, signals have their usual effect on this process.
     if Message::receive(&supervisor) == Some(Message::Starting) {
         signals::block_all();
         if let Ok(mut front) = StandIn::new(&supervisor, pid, leads_its_session, inherited) {
@@ -53,7 +53,7 @@ fn wait_for(child: Pid) -> Option<ExitStatus> {
     }
 }
 
-/// Ends as the program has ended; if there was none, or its status is unknown, as the supervisor has ended.
+/// Ends as the program has ended. If there was no program, or its status is unknown, ends as the supervisor has ended.
 fn end_as(program: Option<ExitStatus>, supervisor: Option<ExitStatus>) -> u8 {
     let code = supervisor.and_then(|status| status.code());
     let signal = match code {
@@ -73,22 +73,23 @@ struct StandIn<'a> {
     supervisor: &'a SeqpacketSocket,
     supervisor_pid: Pid,
     inherited: Inherited,
-    /// In which this process was started, and the program is. `None`: it is from outside this pid namespace.
+    /// The group in which this process was started, which is the program's. `None` if it comes from outside this pid
+    /// namespace.
     group: Option<u32>,
-    /// Readable while signals wait.
+    /// A descriptor that is readable while signals are pending.
     signals: OwnedFd,
     witness: Witness,
     witness_is_gone: bool,
-    /// Where this process could not leave the program's group.
+    /// Present if this process could not leave the program's group.
     judge: Option<Judge>,
-    /// The witness may have signals that never came to this process ([`Judge::forget`]).
+    /// Whether the witness may have signals that never came to this process ([`Judge::forget`]).
     has_judged: bool,
     program: Option<Program>,
-    /// The program was executed. Before that, the supervisor waits for the execution and does not see stops.
+    /// Whether the program was executed. Before that, the supervisor waits for the execution and does not see stops.
     is_started: bool,
-    /// It was stopped before it was executed.
+    /// The stop signal that came before the program was executed, if there was one.
     early_stop: Option<i32>,
-    /// How it ended.
+    /// How the program ended.
     ended: Option<ExitStatus>,
     /// How the supervisor ended.
     supervisor_status: Option<ExitStatus>,
@@ -104,7 +105,7 @@ impl Program {
         process::has_ended(&self.pidfd)
     }
 
-    /// Whether it still is, after the kernel has said that it has stopped.
+    /// Whether the program is still stopped, after the kernel has reported a stop.
     fn is_stopped(&self) -> bool {
         jobs::is_stopped_or_traced(self.pid) && !self.has_ended()
     }
@@ -142,17 +143,18 @@ impl<'a> StandIn<'a> {
         }
     }
 
-    /// Moves this process into the supervisor's group, or into a new one if the supervisor has none (its group is from outside this pid namespace).
-    /// Returns whether that succeeded; it cannot fail for a process that does not lead its session.
+    /// Moves this process into the supervisor's group, or into a new one if the supervisor has none (its group is from
+    /// outside this pid namespace). Returns whether that succeeded; it cannot fail for a process that does not lead its
+    /// session.
     fn leave_group(&self) -> bool {
         let group = rustix::process::setpgid(None, Some(self.supervisor_pid));
         group.or_else(|_| rustix::process::setpgid(None, None)).is_ok()
     }
 
-    /// Until the supervisor is gone.
+    /// Passes signals and messages on until the supervisor is gone.
     fn serve(&mut self) {
         loop {
-            // Signals that come before the program is executed wait.
+            // Signals that come before the program is executed stay pending.
             if self.is_started {
                 // In this order: the witness reports a continuation before it continues this process.
                 self.read_witness();
@@ -189,7 +191,8 @@ impl<'a> StandIn<'a> {
         }
     }
 
-    /// Continues a program that was stopped before it is executed: the supervisor waits for its execution. It is stopped afterwards.
+    /// Continues a program that was stopped before it is executed, since the supervisor waits for the execution. The
+    /// program is stopped again afterwards.
     fn end_early_stop(&mut self) {
         if let Some(program) = self.program.as_ref().filter(|program| jobs::is_stopped(program.pid)) {
             self.early_stop.get_or_insert(libc::SIGTSTP);
@@ -233,15 +236,17 @@ impl<'a> StandIn<'a> {
         }
     }
 
-    /// Kills the program if the supervisor has ended without reporting the program's end: a program without an agent is unknown to the keeper.
+    /// Kills the program if the supervisor has ended without reporting the program's end: a program without an agent is
+    /// unknown to the keeper.
     fn end_program(&self) {
         if let (None, Some(program)) = (self.ended, &self.program) {
             let _ = process::signal(&program.pidfd, libc::SIGKILL);
         }
     }
 
-    /// Sends the program's process the group's signals that came before it joined the group. It has blocked all signals and waits for the answer, so
-    /// a signal below 32 that came to both the witness and this process a moment ago is delivered once.
+    /// Sends the program's process the group's signals that came before it joined the group. It has blocked all signals and
+    /// waits for the answer, so a signal below 32 that came to both the witness and this process a moment ago is delivered
+    /// once.
     fn send_earlier_signals(&mut self) {
         let earlier: Vec<Taken> = match &mut self.judge {
             // The group's signals come to this process, too.
@@ -296,8 +301,8 @@ impl<'a> StandIn<'a> {
         self.program.as_ref().is_some_and(Program::is_stopped)
     }
 
-    /// The program's own group, if the program has made one and this process led the group in which both were started. Without Tombolo the program
-    /// would lead that group and still be in it.
+    /// The program's own group, if the program has made one and this process led the group in which both were started.
+    /// Without Tombolo the program would lead that group and still be in it.
     fn own_group_of_program(&self) -> Option<u32> {
         let pid = self.program.as_ref()?.pid;
         let did_lead = self.group == Some(std::process::id());
@@ -315,7 +320,7 @@ impl<'a> StandIn<'a> {
         jobs::hand_terminal_on(from, to)
     }
 
-    /// Sends a signal to the program's group; to the program alone if that group is a container's first process's.
+    /// Sends a signal to the program's group, or to the program alone if the group is that of a container's first process.
     fn send_to_its_group(&self, number: i32) {
         match (self.group_of_program(), &self.program) {
             (Some(group @ 2..), _) => jobs::pass_on(group, number),
@@ -324,8 +329,9 @@ impl<'a> StandIn<'a> {
         }
     }
 
-    /// Whether the program's group would be orphaned without Tombolo: the kernel would not have stopped the program then. The supervisor, its
-    /// parent, keeps the kernel from seeing that. (Where this process leads its session, the supervisor is in another, and the kernel sees it.)
+    /// Whether the program's group would be orphaned without Tombolo: the kernel would not have stopped the program then.
+    /// The supervisor, its parent, keeps the kernel from seeing that. (Where this process leads its session, the supervisor
+    /// is in another, and the kernel sees it.)
     fn is_orphaned(&self) -> bool {
         let (None, Some(group)) = (&self.judge, self.group) else { return false };
         let own = std::process::id();
@@ -334,8 +340,9 @@ impl<'a> StandIn<'a> {
         !jobs::looks_after(parent, group, session) && !jobs::is_looked_after(group, session, &ours)
     }
 
-    /// Resumes a stopped program of an orphaned group. The kernel would have dropped SIGTSTP, and failed the read or write of the terminal; since
-    /// that cannot be done afterwards, the group gets what the kernel sends when a stopped group becomes orphaned.
+    /// Resumes a stopped program of an orphaned group. The kernel would have dropped SIGTSTP, and failed the read or write
+    /// of the terminal; since that cannot be done afterwards, the group gets what the kernel sends when a stopped group
+    /// becomes orphaned.
     fn resume_orphan(&self, signal: i32) {
         if signal == libc::SIGTSTP {
             return self.send_to_its_group(libc::SIGCONT);
@@ -362,7 +369,7 @@ impl<'a> StandIn<'a> {
         }
     }
 
-    /// Takes those that wait.
+    /// Takes and handles the pending signals.
     fn take_signals(&mut self) {
         while let Some(number) = signals::pending().first() {
             let taken = match &mut self.judge {
@@ -406,7 +413,7 @@ impl<'a> StandIn<'a> {
         // Fails if the program has just ended, or has another user.
         let _ = signals::pass_on(program.pidfd.as_fd(), taken);
         if is_continuation {
-            // SIGSTOP for the group has stopped it, too.
+            // A SIGSTOP for the group has stopped the witness, too.
             self.witness.go_on();
         }
     }
@@ -415,7 +422,7 @@ impl<'a> StandIn<'a> {
         self.program.as_ref().filter(|program| self.ended.is_none() && !program.has_ended())
     }
 
-    /// A signal that every process of the group has.
+    /// Handles a signal that every process of the group has got.
     fn handle_group_signal(&self, taken: &Taken) {
         if self.ended.is_some() {
             return self.forward_to_descendants(taken, true);
@@ -431,7 +438,7 @@ impl<'a> StandIn<'a> {
         }
     }
 
-    /// The program has ended.
+    /// Handles a signal that came after the program has ended: it is for the program's descendants.
     fn forward_to_descendants(&self, taken: &Taken, is_for_group: bool) {
         let number = taken.number;
         if self.inherited.ignores(number) {
@@ -446,7 +453,8 @@ impl<'a> StandIn<'a> {
         }
     }
 
-    /// Takes the status of all children that have ended: as the first process of a pid namespace, this one gets the orphans in it.
+    /// Takes the status of all children that have ended or stopped. As the first process of a pid namespace, this process
+    /// also gets the orphans in it.
     fn reap(&mut self) {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
         while let Ok(Some((child, status))) = rustix::process::wait(options) {
@@ -473,7 +481,7 @@ impl<'a> StandIn<'a> {
         }
     }
 
-    /// Starts another witness in the same group if that still exists.
+    /// Starts another witness in the same group if that group still exists.
     fn replace_witness(&mut self) {
         let own = std::process::id();
         let is_judged = self.judge.is_some();
@@ -494,18 +502,18 @@ impl<'a> StandIn<'a> {
     }
 }
 
-/// A child of this process has ended: that is not for the program.
+/// Whether a signal tells of the end of a child of this process: that is not for the program.
 fn is_of_children(taken: &Taken) -> bool {
     taken.number == libc::SIGCHLD && taken.code > libc::SI_USER
 }
 
-/// The kernel's queues of the front and its witness.
+/// The kernel's signal queues of the front and of its witness.
 struct Kernel<'a> {
     witness: &'a mut Witness,
 }
 
 impl Kernel<'_> {
-    /// Replaces a witness that was killed; its signals are lost.
+    /// Unwraps an answer of the witness. Replaces a witness that was killed; its signals are lost.
     fn answer_of_witness<T>(&mut self, answer: Result<T, UnixError>) -> Option<T> {
         match answer {
             Ok(answer) => return Some(answer),

@@ -1,4 +1,4 @@
-//! The supervisor's side of the front.
+//! The supervisor's handle of the front.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,15 +23,16 @@ use super::messages::Message;
 pub struct Front {
     pid: Pid,
     pidfd: OwnedFd,
-    /// The program is to be one of this group. `None`: it is from outside this pid namespace, and has no number here; the supervisor
-    /// stays in it, too.
+    /// The group of the program. `None` if it comes from outside this pid namespace and has no number here. Then the
+    /// supervisor stays in that group, too.
     group: Option<Pid>,
-    /// The front leads its session. The supervisor then moves into another session, so that the program's group is orphaned.
+    /// Whether the front leads its session. If so, the supervisor moves into another session, so that the program's group
+    /// is orphaned.
     leads_its_session: bool,
     socket: Arc<SeqpacketSocket>,
     inherited: Inherited,
     descriptors: Option<InheritedDescriptors>,
-    /// Stops of the program of which the front was told.
+    /// Number of stops of the program that the front was told of.
     stops_told: u32,
     heard: Arc<Heard>,
 }
@@ -39,22 +40,22 @@ pub struct Front {
 /// State that the front's messages change.
 #[derive(Debug, Default)]
 struct Heard {
-    /// Stops of the program for which it is not stopped any more.
+    /// Number of stops of the program that the front has acknowledged: it is no longer stopped for them.
     stops_done: AtomicU32,
-    /// Signals that came when the program had ended.
+    /// Signals that came after the program had ended.
     left: Mutex<Vec<LeftSignal>>,
 }
 
-/// A signal that came when the program had ended.
+/// A signal that came after the program had ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftSignal {
     pub(crate) number: i32,
-    /// Processes of the front's group have it.
+    /// Whether the processes of the front's group have it already.
     pub(crate) is_for_group: bool,
 }
 
 impl Front {
-    /// This process becomes the supervisor.
+    /// Makes this process the supervisor.
     pub(super) fn new(
         pid: Pid,
         leads_its_session: bool,
@@ -63,12 +64,13 @@ impl Front {
         descriptors: InheritedDescriptors,
     ) -> io::Result<Self> {
         let group = jobs::own_group();
-        // The leader of a group cannot make itself a session, as it is to later.
+        // If the front leads its session, this process calls `setsid` later, which the leader of a group cannot do.
         if group.is_some() && !leads_its_session {
             rustix::process::setpgid(None, None)?;
         }
         let _ = rustix::thread::set_name(c"supervisor");
-        // The supervisor ends after the program. Signals may be meant for all processes of this name, or of a control group.
+        // The supervisor has to outlive the program, so it ignores signals that are sent to all processes of its name or
+        // control group.
         let faults = [
             libc::SIGILL,
             libc::SIGTRAP,
@@ -95,13 +97,13 @@ impl Front {
         })
     }
 
-    /// Its number, by which its user knows the run.
+    /// Process number of the front, by which the user knows the run.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_pid().cast_unsigned()
     }
 
-    /// The program is about to be started by this command: the front keeps its signals, and the program begins with those blocked and
-    /// ignored with which this command was started, in the front's group.
+    /// Prepares the start of the program by this command. The front keeps its signals from now on. The program begins in
+    /// the front's group, with the blocked and ignored signals with which this process was started.
     pub(crate) fn starting(&self, command: &mut Command) -> io::Result<()> {
         let not_ready = |error| io::Error::other(format!("its front does not take its signals: {error}"));
         Message::Starting.send_and_await_the_same(&self.socket).map_err(not_ready)?;
@@ -117,7 +119,8 @@ impl Front {
         Ok(())
     }
 
-    /// The program was started. From now on the end of the front ends the program and this process, as if both had been killed.
+    /// Called when the program was started. From now on, the end of the front ends the program and this process, as if both
+    /// had been killed.
     pub(crate) fn started(&mut self, pidfd: &OwnedFd) -> io::Result<()> {
         if self.leads_its_session {
             rustix::process::setsid()?;
@@ -137,8 +140,8 @@ impl Front {
                     _ => {}
                 }
             }
-            // The front has ended, so the program's end cannot be reported. The program is killed first: it may have no agent, and be unknown to the
-            // keeper, which ends the other processes.
+            // The front has ended, so the program's end cannot be reported. The program is killed first: it may have no
+            // agent, and be unknown to the keeper, which ends the other processes.
             let _ = process::signal(&program, libc::SIGKILL);
             let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::KILL);
         };
@@ -147,10 +150,11 @@ impl Front {
         Ok(())
     }
 
-    /// The program has stopped, or goes on.
+    /// Called when the program has stopped, or was continued.
     pub(crate) fn changed(&mut self, pid: u32, status: WaitStatus) {
         if let Some(signal) = status.stopping_signal() {
-            // If the front is still stopped, the program was continued and stopped again: the front does the same, so that its parent is notified.
+            // If the front is still stopped, the program was continued and stopped again: the front does the same, so that
+            // its parent is notified.
             self.go_on();
             self.stops_told = self.stops_told.wrapping_add(1);
             return Message::Stopped(signal).send(&self.socket);
@@ -163,7 +167,8 @@ impl Front {
         jobs::go_on(&self.pidfd, self.pid());
     }
 
-    /// Continues the front, also if it is only about to stop, until it has acknowledged all stops or the program has stopped again.
+    /// Continues the front, even if it is only about to stop, until it has acknowledged all stops or the program has
+    /// stopped again.
     fn go_on_until(&self, stops_again: impl Fn() -> bool) {
         let since = Instant::now();
         loop {
@@ -176,14 +181,14 @@ impl Front {
         }
     }
 
-    /// The program has ended.
+    /// Tells the front that the program has ended.
     pub(crate) fn ended(&self, status: i32) {
         Message::Ended(status).send(&self.socket);
-        // It may have been killed while it was stopped.
+        // The program may have been killed while it was stopped, so the front may be stopped.
         self.go_on_until(|| false);
     }
 
-    /// A signal that came when the program had ended, once.
+    /// Takes the next signal that came after the program had ended.
     pub(crate) fn take_signal(&self) -> Option<LeftSignal> {
         let mut left = self.heard.left.lock();
         if left.is_empty() { None } else { Some(left.remove(0)) }

@@ -1,5 +1,6 @@
-//! The witness: a process of the program's group that blocks every signal and reports the group's signals to the front. Where the front has
-//! left the group, it reports each signal as it comes; where the front is in the group, it answers questions.
+//! The witness: a process in the program's group that blocks every signal and tells the front of the group's signals. If
+//! the front has left the group, the witness reports each signal as it comes. If the front is in the group, the witness
+//! answers its questions.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,18 +13,19 @@ use tombolo_host::timing::pager as timing;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 use tombolo_host::{event, jobs, process};
 
-/// The front's side.
+/// The front's handle of the witness.
 #[derive(Debug)]
 pub(super) struct Witness {
     pid: Pid,
-    /// Its number may be another process's when it has ended.
+    /// The pidfd: when the witness has ended, its number may be another process's.
     pidfd: OwnedFd,
     socket: SeqpacketSocket,
 }
 
 impl Witness {
-    /// Starts a witness in `group`, if that has a number in this pid namespace. The caller has blocked all signals. `is_asked`: the witness answers
-    /// [`Self::take`]; otherwise it reports each signal ([`Self::next_reported`]).
+    /// Starts a witness in `group`, or in the caller's group if that has no number in this pid namespace. The caller has
+    /// blocked all signals. `is_asked`: the witness answers [`Self::take`]; otherwise it reports each signal
+    /// ([`Self::next_reported`]).
     pub(super) fn start(is_asked: bool, group: Option<u32>) -> io::Result<Self> {
         let (ours, theirs) = SeqpacketSocket::pair().map_err(io::Error::other)?;
         let front = rustix::process::getpid();
@@ -35,7 +37,8 @@ impl Witness {
             Half::Child => {
                 drop(ours);
                 let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-                // `killall tombolo` and `pkill` are for the front: had the witness their signal as well, it would look as if the group had it.
+                // `killall tombolo` and `pkill` are meant for the front. If the witness got their signal as well, it would
+                // look like a signal for the group.
                 let _ = split::rename("witness");
                 if let Some(group) = group.and_then(|group| Pid::from_raw(group.cast_signed()))
                     && rustix::process::setpgid(None, Some(group)).is_err()
@@ -58,7 +61,7 @@ impl Witness {
     pub(super) fn take(&self, number: i32) -> Result<Option<Taken>, UnixError> {
         let (answer, was_continued) = self.ask(number)?;
         if was_continued {
-            // That continuation was the front's; one for the group would have continued it.
+            // That continuation came from the front. A continuation for the group would have continued the witness already.
             if number == libc::SIGCONT {
                 return Ok(None);
             }
@@ -89,7 +92,7 @@ impl Witness {
             }
             let came =
                 event::wait_readable(&[self.socket.as_fd()], Some(timing::WITNESS_PAUSE)).unwrap_or(true);
-            // SIGSTOP for the group has stopped it, and only the front was continued.
+            // A SIGSTOP for the group has stopped the witness, and only the front was continued.
             if !came {
                 was_continued |= self.go_on();
             }
@@ -112,7 +115,7 @@ impl Witness {
         Ok(self.receive()?.flatten())
     }
 
-    /// All signals that have come to the group until now and were not read yet.
+    /// All signals that have come to the group until now and that the front has not read yet.
     pub(super) fn drain_reported(&self) -> Vec<Taken> {
         let mut told = Vec::new();
         let since = Instant::now();
@@ -156,7 +159,7 @@ impl Witness {
         self.socket.as_fd()
     }
 
-    /// Its number.
+    /// Process number of the witness.
     pub(super) fn pid(&self) -> Pid {
         self.pid
     }
@@ -169,12 +172,12 @@ impl Drop for Witness {
     }
 }
 
-/// In place of a signal's number: which signals are there?
+/// Question in place of a signal's number: which signals are pending?
 const PENDING: i32 = 0;
-/// In place of a signal's number: the front has read a continuation.
+/// Sent in place of a signal's number: the front has read a continuation.
 const HEARD: i32 = -1;
 const ANSWER_BYTES: usize = 24;
-/// Any other length: no signal.
+/// The message for "no signal": any length but `ANSWER_BYTES`.
 const NONE: [u8; 1] = [0];
 
 fn to_bytes(taken: &Taken) -> [u8; ANSWER_BYTES] {
@@ -224,12 +227,13 @@ fn report(is_there: impl Fn() -> bool, front: Pid, socket: &SeqpacketSocket) {
             if is_continuation && taken.sender == front.as_raw_pid() {
                 continue;
             }
-            // A stopped front does not read. When the socket is full, the signal is lost, as a signal is of which one waits already.
+            // A stopped front does not read. If the socket is full, the signal is lost, just as the kernel drops a signal
+            // of which one is pending already.
             let is_sent = socket.send(&[&to_bytes(&taken)], &[]).is_ok();
             is_to_go_on |= is_continuation && is_sent;
         }
-        // Until the front has read it: it may be about to stop. A continuation for a front that is not stopped would merge with one that was sent
-        // to the front alone.
+        // Repeated until the front has read the continuation, since the front may be about to stop. A continuation for a
+        // front that is not stopped would merge with one that was sent to the front alone.
         if is_to_go_on {
             jobs::go_on(&front_pidfd, number);
         }

@@ -1,10 +1,10 @@
-//! The entries of a peer's slots, in pages that are there once a slot of them was used: a packet that names a
-//! high slot, first of all, costs one page and not all below it.
+//! Table of the entries of a peer's slots, in pages that are allocated when one of their slots is first used. A
+//! packet that names a high slot first thus costs one page, not all pages below it.
 
 use super::entry::Entry;
 use std::ops::{Index, IndexMut};
 
-/// Entries that come at once.
+/// Number of entries in a page.
 const PAGE_ENTRIES: usize = 256;
 
 /// A table of entries by slot.
@@ -19,7 +19,8 @@ impl Entries {
         Self { pages: (0..slots.div_ceil(PAGE_ENTRIES)).map(|_| None).collect() }
     }
 
-    /// The entry of a slot that is being used; `None` beyond the end.
+    /// The entry of a slot that is about to be used. Its page is allocated if it is not there yet. `None` if
+    /// the slot is beyond the end of the table.
     pub(super) fn take(&mut self, slot: usize) -> Option<&mut Entry> {
         let page = self.pages.get_mut(slot / PAGE_ENTRIES)?;
         let page = page.get_or_insert_with(|| vec![Entry::empty(); PAGE_ENTRIES].into());

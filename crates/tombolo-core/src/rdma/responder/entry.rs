@@ -48,13 +48,13 @@ pub(super) struct Entry {
     /// The word as it was before an atomic operation, which is the operation's answer.
     pub before: Option<u64>,
     pub reply: Option<(Reply, Generation, Attempt)>,
-    /// The transmission whose sender was told that pages are absent, and for which of its granules: once is enough, unless
-    /// they come again.
+    /// The transmission that was answered with a refusal for absent pages, and its granules that were refused
+    /// so. One such answer per transmission is enough, unless a granule is refused again.
     pub paused: Option<(Attempt, u64)>,
-    /// The memory refused the block for good. A copy of it that was given up may still be made: so it is not begun again, also
-    /// if its sender has not heard the refusal.
+    /// The refusal, if the memory refused the block for good. The block is not placed again, even if its sender
+    /// has not received the refusal, because a copy that was given up may still be made.
     pub refused: Option<Refusal>,
-    /// The transmission that was answered with a receipt. None of its bytes are placed any more.
+    /// The transmission that was answered with a receipt. No more of its bytes are placed.
     pub receipted: Option<Attempt>,
 }
 
@@ -98,9 +98,10 @@ impl Entry {
         self.placing > 0 && self.claimed == self.whole()
     }
 
-    /// Whether the next block in the slot has to wait for this one. Late bytes of a block that its sender has given up must not
-    /// come over those of the next; but the answer to a read may take as long as its program is stopped, which is told of none of
-    /// its bytes before, and others use the slot meanwhile.
+    /// Whether the next block in the slot has to wait for this one. Late bytes of a block that its sender has
+    /// given up must not overwrite those of the next block. A block that answers a read of this node does not
+    /// hold its slot while it is being placed: its program may be stopped for any time and is told of none of
+    /// its bytes before the read ends, and other blocks use the slot meanwhile.
     pub fn holds_slot(&self) -> bool {
         match self.own {
             Some(_) if self.placing > 0 => false,
@@ -108,11 +109,12 @@ impl Entry {
         }
     }
 
-    /// The block's notification is here. Once it no longer waits for earlier blocks, that supersedes the wait.
+    /// Records that the block's notification is here. If it comes without a list of earlier blocks, the wait
+    /// for those blocks ends.
     pub fn announce(&mut self, words: Option<Notification>, after: Option<&EarlierBlocks>) {
         match after {
             None => self.after = None,
-            // The newest list is the shortest, and each is enough.
+            // The newest list is the shortest, and any of the lists is sufficient.
             Some(after) if self.after.is_some() || self.notification.is_none() => {
                 self.after = Some(Box::new(*after));
             }

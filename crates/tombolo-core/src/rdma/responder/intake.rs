@@ -1,4 +1,4 @@
-//! Packets come in: which block they belong to, and whether they still matter.
+//! Incoming packets: finds the block that each belongs to, and whether it is still wanted.
 
 use super::entry::{Phase, Reply, granules};
 use super::{BlockEnd, Responder};
@@ -26,8 +26,8 @@ struct BlockName {
 }
 
 impl Responder {
-    /// A packet with bytes. `admit` says whether a block that answers a read may
-    /// (only asked when bytes would be placed).
+    /// Handles a packet with bytes. `admit` says whether a block may answer the read that it names. It is
+    /// called only for a block that is still being received.
     pub(crate) fn data(
         &mut self,
         (id, path): (PeerId, PathId),
@@ -106,7 +106,7 @@ impl Responder {
         (Verdict::Place(placement), None)
     }
 
-    /// A word to be changed: a block of one granule, whose bytes the caller makes.
+    /// Handles an atomic operation: a block of one granule whose bytes the caller computes.
     pub(crate) fn atomic(&mut self, (id, path): (PeerId, PathId), atomic: &Atomic) -> Verdict {
         let name = BlockName {
             path,
@@ -127,7 +127,7 @@ impl Responder {
         let entry = &mut peer.entries[name.slot.index()];
         let mask = granules(0, ATOMIC_BYTES);
         if mask & !entry.claimed == 0 {
-            // The caller is at it.
+            // The caller is carrying it out.
             self.counters.duplicates += 1;
             return Verdict::Dropped(DropReason::Duplicate);
         }
@@ -152,7 +152,7 @@ impl Responder {
         Verdict::Operate(Operation { placement, operation: atomic.operation })
     }
 
-    /// A notification without bytes, to be written after the block and these.
+    /// Handles a notification without bytes. It is to be written after its own block and the blocks in `after`.
     pub(crate) fn notify(
         &mut self,
         (id, path): (PeerId, PathId),
@@ -180,8 +180,8 @@ impl Responder {
         (Verdict::Taken, self.settle(id, name.slot.0))
     }
 
-    /// Bring the entry of a block to the packet's generation, if the packet
-    /// still matters. On success the entry is Receiving this very block.
+    /// Brings the entry of a block to the packet's generation, if the packet is still wanted. On success, the
+    /// entry is receiving exactly this block.
     fn enter(
         &mut self,
         id: PeerId,

@@ -1,9 +1,9 @@
-//! The receive side: every byte of a block is placed, its notification written
-//! once and after them, and the answer sent when both are done (QOS §3.2.6).
+//! The receive side: every byte of a block is placed, its notification is written once, after all bytes, and
+//! the answer is sent when both are done (QOS §3.2.6).
 //!
-//! Per peer a table of the sender's slots. An entry remembers the newest
-//! generation it saw and, in one word, which granules of the block are claimed
-//! (handed to the caller to copy) and which are placed:
+//! There is one table per peer, with an entry for each of the sender's slots. An entry remembers the newest
+//! generation that it saw and, as bit masks, which granules of the block are claimed (handed to the caller to
+//! copy) and which are placed:
 //!
 //! ```text
 //!  newer generation ──► Receiving ── all placed ──┬─ no notification ─────► Done
@@ -11,20 +11,18 @@
 //!                        └─ refused ◄── caller    └─ not yet: "bytes only" answer
 //! ```
 //!
-//! A notification that comes before its sender knows of all earlier blocks names those it has to be
-//! written after ([`Packet::NotifyAfter`]). If they are not all here when its own block is, it counts
-//! as not here: it comes again, when the sender has their acknowledgements.
+//! A notification that is sent before all earlier blocks are acknowledged lists those that it has to be written
+//! after ([`Packet::NotifyAfter`]). If one of them is missing when the notification's own block is complete,
+//! the notification counts as not received. The sender sends it again when those blocks are acknowledged.
 //!
-//! A block that the memory refused for good stays refused, whatever comes of it.
-//! A repeat of a Done block is acknowledged again and not placed: what was
-//! written after it must stay. A repeat of a block whose bytes are all here, but still
-//! being copied, is answered with a receipt: a slow copy is no loss. While the caller
-//! still copies bytes of a block, a newer generation is turned away for now: the slot
-//! is not free of the old one yet, unless that answers an own read.
+//! A block that the memory refused for good stays refused, even if it is sent again. A repeat of a Done block
+//! is acknowledged again but not placed, because newer data may have been written there since. A repeat of a
+//! block whose bytes are all here, but are still being copied, is answered with a receipt: a slow copy is no
+//! loss. While the caller still copies bytes of a block, a newer block in the same slot is refused for now,
+//! unless the old block answers a read of this node.
 //!
-//! An answer is a mark on the entry, and entries with marks are chained: there
-//! is no queue of answers that could fill, and many answers about one block
-//! become one.
+//! An answer is a mark on the entry, and a queue holds each marked entry once. So the queue is bounded, and
+//! many answers about one block become one.
 
 mod entries;
 mod entry;
@@ -46,15 +44,15 @@ use tombolo_wire::{
 struct ReceivePeer {
     id: PeerId,
     connected: bool,
-    /// Grows when the peer is added again: what the caller still holds from
-    /// before then means nothing.
+    /// Incremented when the peer is added or lost. What the caller still holds from an earlier epoch is
+    /// ignored.
     epoch: u32,
     entries: Entries,
 }
 
 impl ReceivePeer {
-    /// Whether all these blocks have been received. Of one whose slot has been used again nobody knows
-    /// here how it ended.
+    /// Whether all these blocks have been received. `false` if the slot of one has been used again, because how
+    /// that block ended is no longer known.
     fn has_all(&self, blocks: &EarlierBlocks) -> bool {
         blocks.iter().all(|(slot, generation)| {
             self.entries
@@ -64,14 +62,14 @@ impl ReceivePeer {
     }
 }
 
-/// A block is whole, its notification written.
+/// The end of a block: all its bytes are placed, and its notification is written if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockEnd {
-    /// Whose.
+    /// The peer that sent the block.
     pub peer: PeerId,
-    /// The own read it answers.
+    /// This node's read that it answers, if any.
     pub request: Option<RequestId>,
-    /// Its bytes.
+    /// Its length.
     pub length_bytes: u32,
     /// Whether it ends its transfer with a notification.
     pub last: bool,
@@ -83,8 +81,9 @@ pub struct Responder {
     slots: usize,
     counters: Counters,
     peers: Vec<ReceivePeer>,
-    /// Slots, of all peers, with an answer to be sent; and with words to be written.
+    /// Slots, of all peers, that have an answer to be sent (index of the peer × `slots` + slot).
     replies: VecDeque<u32>,
+    /// Slots, numbered likewise, whose notification words are to be written.
     writes: VecDeque<u32>,
 }
 
@@ -140,7 +139,7 @@ impl Responder {
         }
     }
 
-    /// See whether a block being received is over.
+    /// Ends a block that is being received, if all of it is here.
     fn settle(&mut self, id: PeerId, slot: u16) -> Option<BlockEnd> {
         let peer = &mut self.peers[id.index()];
         let entry = &peer.entries[usize::from(slot)];
@@ -158,9 +157,9 @@ impl Responder {
         entry.after = None;
         if entry.words().is_some() {
             entry.phase = Phase::Writing;
-            // That there is more to come is not worth a packet any more.
+            // An answer that acknowledges the bytes only is no longer worth a packet.
             if entry.reply.take_if(|(reply, ..)| *reply == Reply::Ack { bytes_only: true }).is_some() {
-                // It was put there a moment ago.
+                // It was queued only recently, so search from the rear.
                 if let Some(place) = self.replies.iter().rposition(|queued| *queued == at) {
                     self.replies.remove(place);
                 }
@@ -186,21 +185,21 @@ impl Responder {
         Some(end)
     }
 
-    /// As [`Self::held`], to look at.
+    /// As [`Self::held`], for reading.
     fn entry(&self, id: PeerId, epoch: u32, slot: u16, generation: Generation) -> Option<&Entry> {
         let peer = self.peers.get(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch)?;
         peer.entries.get(usize::from(slot)).filter(|entry| entry.generation == generation)
     }
 
-    /// The entry a placement or notification was made for, if it still is.
+    /// The entry that a placement or notification was made for, if its peer and its block are still the same.
     fn held(&mut self, id: PeerId, epoch: u32, slot: u16, generation: Generation) -> Option<&mut Entry> {
         let peer = self.peers.get_mut(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch)?;
         let entry = peer.entries.get_mut(usize::from(slot))?;
         (entry.generation == generation).then_some(entry)
     }
 
-    /// Whether what the caller was given for a block still counts: neither was its peer lost, nor its slot used again, nor was another
-    /// part of it refused for good.
+    /// Whether a placement or notification that the caller holds is still wanted: its peer was not lost, its
+    /// slot has no newer block, and no other part of its block was refused for good.
     pub(crate) fn is_held(&self, id: PeerId, epoch: u32, slot: u16, generation: Generation) -> bool {
         self.entry(id, epoch, slot, generation).is_some_and(|entry| entry.refused.is_none())
     }
@@ -217,7 +216,7 @@ impl Responder {
         self.entry(id, epoch, slot, generation).is_some_and(|entry| entry.placed != 0)
     }
 
-    /// The caller copied the bytes.
+    /// Records that the caller has copied the bytes of a placement.
     pub(crate) fn placed(&mut self, placement: &Placement) -> Option<BlockEnd> {
         let Placement { peer, epoch, slot, generation, mask, .. } = *placement;
         let entry = self.held(peer, epoch, slot, generation)?;
@@ -230,7 +229,7 @@ impl Responder {
         self.settle(peer, slot)
     }
 
-    /// The caller changed the word.
+    /// Records that the caller has carried out an atomic operation.
     pub(crate) fn operated(&mut self, placement: &Placement, before: u64) {
         let Placement { peer, epoch, slot, generation, .. } = *placement;
         let Some(entry) = self.held(peer, epoch, slot, generation) else { return };
@@ -238,17 +237,17 @@ impl Responder {
         self.placed(placement);
     }
 
-    /// The caller could not: the memory refused.
+    /// Records that the memory refused a placement.
     pub(crate) fn refused(&mut self, placement: &Placement, refusal: Refusal) -> Option<BlockEnd> {
         let Placement { peer, epoch, slot, generation, attempt, mask, .. } = *placement;
         let entry = self.held(peer, epoch, slot, generation)?;
         entry.placing = entry.placing.saturating_sub(1);
         entry.claimed &= !mask | entry.placed;
         if !refusal.code.is_transient() {
-            // The first is the cause of the others.
+            // The first refusal is the cause of later ones.
             entry.refused.get_or_insert(refusal);
         }
-        // Of a block that was refused for good a copy may still be made, though another one of it is.
+        // The block was refused for good. Other copies for it may still be under way.
         if entry.refused.is_some() {
             self.refuse_for_good(peer, slot);
             return None;
@@ -256,11 +255,11 @@ impl Responder {
         if entry.is_whole() {
             return self.settle(peer, slot);
         }
-        // For the attempt that came last: an answer to an older one is ignored.
-        // After a receipt nothing of the newest attempt is placed either.
+        // The sender ignores an answer to an attempt that is not its latest. After a receipt, no bytes of the
+        // newest attempt are placed, so the refusal is for that attempt.
         let newest = entry.attempt;
         let attempt = if entry.receipted == Some(newest) { newest } else { attempt };
-        // One for each time that the block was sent: it names all absent pages (FAULT §5.2).
+        // One refusal per transmission of the block stands for all absent pages (FAULT §5.2).
         if refusal.code == NackCode::SlaveError {
             let known = entry.paused.filter(|(told, granules)| *told == attempt && granules & mask == 0);
             entry.paused = Some((attempt, mask | known.map_or(0, |(_, granules)| granules)));
@@ -273,8 +272,8 @@ impl Responder {
         None
     }
 
-    /// A block was refused for good. Its sender is told that when none of its bytes is being placed any more: it may use the memory
-    /// for something else then.
+    /// Answers a block that was refused for good, when none of its bytes is being placed any more: after the
+    /// answer, the sender may use the memory for something else.
     fn refuse_for_good(&mut self, peer: PeerId, slot: u16) {
         let entry = &self.peers[peer.index()].entries[usize::from(slot)];
         let (generation, attempt) = (entry.generation, entry.attempt);
@@ -283,21 +282,22 @@ impl Responder {
         }
     }
 
-    /// The page a placement was refused for is there (FAULT §3.2.3).
+    /// Tells the sender that the page for which a placement was refused is there (FAULT §3.2.3).
     pub(crate) fn page_ready(&mut self, placement: &Placement) {
         let Placement { peer, epoch, slot, generation, .. } = *placement;
         let Some(entry) = self.held(peer, epoch, slot, generation) else {
             return;
         };
         if entry.phase == Phase::Receiving && !entry.is_whole() && entry.refused.is_none() {
-            // The newest transmission that has come in part: what of it was dropped, because an earlier one was still being
-            // placed, has to come again, too. One that is on its way needs none.
+            // Resume the newest transmission of which a part has arrived. Its packets that were dropped,
+            // because an earlier transmission was still being placed, have to be sent again, too. A
+            // transmission that is still on its way needs no resume.
             let (domain, attempt) = (entry.domain, entry.attempt);
             self.reply(peer, slot, generation, attempt, Reply::Resume(domain));
         }
     }
 
-    /// The caller wrote the words.
+    /// Records that the caller has written the words of a notification.
     pub(crate) fn notified(&mut self, write: &NotificationWrite) -> Option<BlockEnd> {
         let entry = self.held(write.peer, write.epoch, write.slot, write.generation)?;
         if entry.phase != Phase::Writing {
@@ -307,7 +307,7 @@ impl Responder {
         self.finish(write.peer, write.slot)
     }
 
-    /// The caller could not.
+    /// Records that the memory refused the words of a notification.
     pub(crate) fn notification_refused(&mut self, write: &NotificationWrite, refusal: Refusal) {
         let Some(entry) = self.held(write.peer, write.epoch, write.slot, write.generation) else {
             return;
@@ -330,7 +330,7 @@ impl Responder {
         let id = peer.id;
         let epoch = peer.epoch;
         let entry = &mut peer.entries[slot];
-        // Out of the list, in the caller's hands: counts as bytes being copied.
+        // The caller holds the write from now on. That counts as bytes being copied.
         entry.placing = 1;
         let words = entry.words()?;
         self.counters.notifications += 1;
@@ -367,7 +367,7 @@ impl Responder {
         Some(Action::Send { peer, path: entry.path, packet })
     }
 
-    /// Whether nothing is being copied, written or waiting to be answered.
+    /// Whether nothing is being copied or written, and no answer waits to be sent.
     pub(crate) fn is_idle(&self) -> bool {
         self.replies.is_empty()
             && self.writes.is_empty()
