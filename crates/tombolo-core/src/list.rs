@@ -1,14 +1,14 @@
 //! Doubly linked lists over table indices.
 //!
-//! The timeout list of QOS §4.1 (module `rdma`) must drop any entry in O(1) when its
-//! acknowledgement comes; so must the queues when a transfer dies. The links
-//! live in a [`Chain`] beside the table, so that a list costs no allocation and
+//! The timeout list of QOS §4.1 (module `rdma`) must drop any entry in O(1) when its acknowledgement comes. So must the
+//! queues when a transfer fails. The links live in a [`Chain`] beside the table, so that a list costs no allocation and
 //! an entry can sit in as many lists as there are chains.
 
 /// No entry.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// The links of one membership: entry `i` of a table has `links[i]`.
+/// The links between the entries of lists: those of entry `i` of a table, to the entries before and behind it, are
+/// `links[i]`.
 #[derive(Debug, Default)]
 pub(crate) struct Chain {
     links: Vec<(u32, u32)>,
@@ -19,7 +19,7 @@ impl Chain {
         Self { links: vec![(NONE, NONE); entries] }
     }
 
-    /// The entry behind this one, in whatever list that is in.
+    /// The entry behind this one, in the list that it is in.
     pub(crate) fn after(&self, entry: u32) -> Option<u32> {
         Some(self.links[entry as usize].1).filter(|next| *next != NONE)
     }
@@ -31,8 +31,8 @@ impl Chain {
     }
 }
 
-/// First and last entry of a list whose links are in a [`Chain`]. The caller
-/// knows which entries are in it; an entry is in at most one list of a chain.
+/// First and last entry of a list whose links are in a [`Chain`]. The caller knows which entries are in the list. An
+/// entry is in at most one list of a chain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct List {
     head: u32,

@@ -1,7 +1,8 @@
-//! A hash table without an order.
+//! A hash table whose order never shows.
 //!
-//! The standard library's is walked in another order in each run, and a machine that acts in that order repeats no run of a seed. This
-//! one is walked in the order of its keys, or for answers to which no order matters.
+//! The standard library's table is walked in another order in each run. A state machine that acts in that order does
+//! not repeat a run with the same seed. This table is walked in the order of its keys, or for results that do not
+//! depend on the order.
 
 #![expect(clippy::disallowed_types, reason = "the one place that uses it")]
 
@@ -53,7 +54,7 @@ impl<K: Eq + Hash, V> Lookup<K, V> {
         self.0.get_mut(key)
     }
 
-    /// Returns the value that was there.
+    /// Sets the value of a key, and returns the value that it had.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         self.0.insert(key, value)
     }
@@ -65,29 +66,30 @@ impl<K: Eq + Hash, V> Lookup<K, V> {
         self.0.remove(key)
     }
 
-    /// The value of a key; this one from now on, if there was none.
+    /// The value of a key. If it has none, it gets `value`.
     pub(crate) fn get_or_insert(&mut self, key: K, value: V) -> &mut V {
         self.0.entry(key).or_insert(value)
     }
 
-    /// Keeps the entries of which this says so. It is asked of each by itself: what it says depends on nothing else.
+    /// Keeps the entries for which `is_kept` returns true. What it returns for an entry must not depend on other
+    /// entries.
     pub(crate) fn retain(&mut self, is_kept: impl FnMut(&K, &mut V) -> bool) {
         self.0.retain(is_kept);
     }
 
-    /// Whether this is so of an entry.
+    /// Whether `is_so` returns true for any entry.
     pub(crate) fn any(&self, mut is_so: impl FnMut(&K, &V) -> bool) -> bool {
         self.0.iter().any(|(key, value)| is_so(key, value))
     }
 
-    /// Of how many entries this is so.
+    /// Number of entries for which `is_so` returns true.
     pub(crate) fn count(&self, mut is_so: impl FnMut(&K, &V) -> bool) -> usize {
         self.0.iter().filter(|(key, value)| is_so(key, value)).count()
     }
 }
 
 impl<K: Copy + Ord + Hash, V> Lookup<K, V> {
-    /// The keys of the entries of which this is so, in their order.
+    /// The keys of the entries for which `is_so` returns true, in their order.
     pub(crate) fn keys_of(&self, mut is_so: impl FnMut(&K, &V) -> bool) -> Vec<K> {
         let mut keys: Vec<K> =
             self.0.iter().filter(|(key, value)| is_so(key, value)).map(|(key, _)| *key).collect();

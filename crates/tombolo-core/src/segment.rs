@@ -6,15 +6,12 @@
 //! here several segments can also be striped, so that one range is as fast as
 //! all its lenders together.
 //!
-//! **Why.** Striping, several lenders and several paths live here and nowhere
-//! else: a front end asks for a range and gets pieces, each with one transfer.
-//!
-//! **How.** Segments may differ in length, so one stripe over all of them does
-//! not fit. The table is cut into *bands*: the first stripes over every segment
-//! up to the shortest one's end, the next over those that are left, and so on.
-//! Within a band the place is arithmetic; the bands (at most one per segment) are
-//! searched in O(log n).
-//!
+//! **Why.** Only this table knows of stripes and of several lenders. A front end asks for a range and gets pieces, each
+//! for one transfer.
+//! **How.** Segments may differ in length, so one stripe over all of them does not fit. The table is cut into *bands*.
+//! The first band stripes over every segment up to the end of the shortest one, the next band over the segments that
+//! are left, and so on. There is at most one band per segment, and the band of a byte is found in O(log n). Within a
+//! band the place is computed.
 //! Today's front ends use [`crate::store`] instead, whose lenders come and go; this table is for fixed sets of segments.
 //!
 //! ```text
@@ -27,7 +24,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LenderId(pub u32);
 
-/// A segment, as its lender calls it.
+/// A segment, by its number at the lender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SegmentId(pub u64);
 
@@ -36,18 +33,18 @@ pub struct SegmentId(pub u64);
 pub struct Segment {
     /// Its lender.
     pub lender: LenderId,
-    /// Its name there.
+    /// Its number at the lender.
     pub segment: SegmentId,
     /// Its length in bytes; a multiple of the stripe.
     pub length_bytes: u64,
 }
 
-/// A run of far bytes that lies in one piece in one segment.
+/// A run of far bytes that is contiguous in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Its lender.
     pub lender: LenderId,
-    /// In which segment.
+    /// The segment that it lies in.
     pub segment: SegmentId,
     /// Where in the segment, in bytes.
     pub offset_bytes: u64,
@@ -55,7 +52,7 @@ pub struct Piece {
     pub length_bytes: u64,
 }
 
-/// Why a table cannot be built, or a range not be resolved.
+/// Why a table cannot be built, or a range cannot be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SegmentError {
@@ -65,7 +62,7 @@ pub enum SegmentError {
     /// A segment whose length is zero or not a multiple of the stripe.
     #[error("segment {segment:?} of {length_bytes} bytes does not hold whole stripes")]
     Length {
-        /// Which.
+        /// The segment.
         segment: SegmentId,
         /// Its length.
         length_bytes: u64,
@@ -85,8 +82,8 @@ pub enum SegmentError {
     },
 }
 
-/// The stripe if the caller has no opinion: long enough that a stripe is many
-/// blocks, short enough that a burst of page-ins meets all lenders.
+/// The default stripe: long enough that a stripe is many blocks, short enough that a burst of page-ins meets all
+/// lenders.
 pub const DEFAULT_STRIPE_BYTES: u64 = 256 * 1024;
 
 /// The least stripe: a page never lies in two segments.
@@ -94,7 +91,7 @@ pub const MIN_STRIPE_BYTES: u64 = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Band {
-    /// First far byte.
+    /// First far byte of the band.
     start: u64,
     /// Where the band begins in each of its segments.
     segment_start: u64,
@@ -102,7 +99,7 @@ struct Band {
     members: std::ops::Range<usize>,
 }
 
-/// Far bytes to segments. Immutable: a new set of lenders is a new table.
+/// Maps far bytes to segments. Immutable: a new set of lenders needs a new table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentTable {
     stripe_shift: u32,
@@ -112,8 +109,7 @@ pub struct SegmentTable {
 }
 
 impl SegmentTable {
-    /// A table over `segments`, in this order, in stripes of `stripe_bytes`. One
-    /// segment, or none, is a table too.
+    /// A table over `segments`, in this order, in stripes of `stripe_bytes`. There may be one segment, or none.
     ///
     /// # Errors
     /// [`SegmentError::Stripe`], [`SegmentError::Length`], [`SegmentError::TooLong`].
@@ -162,7 +158,7 @@ impl SegmentTable {
         1 << self.stripe_shift
     }
 
-    /// The pieces of a range, in order. Neighbours in one segment are one piece.
+    /// The pieces of a range, in order. Adjacent bytes that are contiguous in one segment are one piece.
     ///
     /// # Errors
     /// [`SegmentError::OutOfRange`]; nothing of the range is resolved then.

@@ -1,8 +1,9 @@
 //! Timers of many owners (peers, domains): which owners are due, without a pass over all of them.
 //!
-//! Each owner keeps a *wake*, a lower bound of all its timers, in a field of its own. To arm a timer lowers the wake;
-//! to cancel one changes nothing. When the wake has passed, the owner fires what is due and computes its wake anew: so an early
-//! wake happens at most once per timeout, and arming costs one comparison unless the new timer is the owner's first.
+//! Each owner keeps a *wake*, a lower bound of all its timers, in a field of its own. Arming a timer lowers the wake.
+//! Cancelling one changes nothing. When the wake has passed, the owner fires what is due and computes its wake anew. So
+//! an early wake happens at most once per timeout, and arming costs one comparison unless the new timer is the owner's
+//! first.
 
 use std::collections::BTreeSet;
 
@@ -13,20 +14,21 @@ use crate::rdma::Time;
 pub(crate) struct Wake(Time);
 
 impl Wake {
-    /// The owner has been taken as due: its timers are fired now, and it is filed anew.
+    /// Resets the wake of an owner that [`Wakes::take_due`] has returned. The owner fires its timers now and is filed
+    /// anew.
     pub(crate) fn fired(&mut self) {
         *self = Self::default();
     }
 }
 
 impl Default for Wake {
-    /// That of an owner without timers.
+    /// The wake of an owner without timers.
     fn default() -> Self {
         Self(NEVER)
     }
 }
 
-/// No timer.
+/// The time of an owner without timers.
 pub(crate) const NEVER: Time = Time(u64::MAX);
 
 /// The wakes of all owners, in the order of their times.
@@ -69,7 +71,8 @@ impl<Owner: Copy + Ord> Wakes<Owner> {
         self.by_time.first().map(|(time, _)| *time)
     }
 
-    /// An owner whose wake has passed. The caller calls [`Wake::fired`], fires its timers and lowers its wake again.
+    /// Takes out an owner whose wake has passed. The caller calls [`Wake::fired`], fires the owner's timers and lowers
+    /// its wake again.
     pub(crate) fn take_due(&mut self, now: Time) -> Option<Owner> {
         let first = self.by_time.first().filter(|(time, _)| *time <= now)?;
         let (_, owner) = *first;

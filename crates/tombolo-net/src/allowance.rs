@@ -1,4 +1,4 @@
-//! What the uplink's owner says of ports before they are attached: a file with a line for each.
+//! The file of ports: what the uplink's owner says of ports before they are attached, with a line for each port.
 //!
 //! ```text
 //! # name     who may attach it, and what it has
@@ -6,10 +6,10 @@
 //! far        from=tombolo-public:9c... mac=02:00:00:00:00:08 guarantee=100M vlan=5
 //! ```
 //!
-//! What others attach has a hardware address that the file gives, which nobody else has: with one of their choice they could be the
-//! gateway, or a port that has not come yet. Where there is no file, the owner gives each port of another machine one of its own
-//! ([`given_mac`]). The file is looked at when a port is attached, so that a change counts for
-//! the next one, and an owner that restarts gives each port what it had.
+//! A port that other users or nodes attach has a hardware address that the file gives, which no other port has. With an address
+//! of their choice, they could pose as the gateway, or as a port that is not attached yet. Without a file, the owner gives each
+//! port of another machine an address of its own ([`given_mac`]). The owner looks at the file when a port is attached. So a
+//! change applies to the next port, and an owner that restarts gives each port what it had.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,7 +31,7 @@ use crate::protocol::{Changes, Port, Vlans};
 /// The longest file: some 10,000 lines.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Who attaches.
+/// A user or node that attaches ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whom {
     /// Processes of this user of the owner's machine.
@@ -49,16 +49,16 @@ impl fmt::Display for Whom {
     }
 }
 
-/// What is said of one port.
+/// What the file says of one port.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Allowance {
-    /// Only these attach it, and the owner's own user and root.
+    /// Only these attach the port, besides the owner's user and root.
     from: Vec<Whom>,
     mac: Option<Mac>,
     changes: Changes,
 }
 
-/// What is said of ports, by name.
+/// What the file says of ports, by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Allowances(BTreeMap<String, Allowance>);
 
@@ -111,7 +111,7 @@ impl Allowance {
         Ok(found)
     }
 
-    /// Checks that a port can be like this.
+    /// Checks that a port can have these properties.
     fn check(&self, name: &str) -> Result<(), String> {
         if !self.from.is_empty() && self.mac.is_none() {
             return Err(
@@ -138,16 +138,16 @@ impl Allowance {
     }
 }
 
-/// What the file said when it was looked at last.
+/// The contents of the file of ports when it was looked at last.
 #[derive(Clone, Debug)]
 pub struct Listed {
     path: PathBuf,
     all: Allowances,
-    /// What it was then, unless it may have changed since and be the same.
+    /// The stamp of those contents. `None` if the file was so new then that changed contents could have the same stamp.
     stamp: Option<Stamp>,
 }
 
-/// Names the contents of a file: device, inode, length, and the times of the last changes.
+/// Identifies the contents of a file: device, inode, length, and the times of the last changes.
 type Stamp = [i64; 7];
 
 fn stamp(file: &Metadata) -> Option<Stamp> {
@@ -164,7 +164,7 @@ impl Listed {
     /// Reads a file.
     ///
     /// # Errors
-    /// It cannot be read, or a line of it says nothing: which one.
+    /// The file cannot be read, or a line is invalid. The text names the line.
     pub fn open(path: &Path) -> Result<Self, String> {
         let mut listed = Self { path: path.to_owned(), all: Allowances::default(), stamp: None };
         listed.now()?;
@@ -229,15 +229,16 @@ impl Allowances {
         self.0.values().any(|allowance| allowance.mac == Some(mac))
     }
 
-    /// Whether a port may be attached by them.
+    /// Whether the file lets this user or node attach any port.
     pub fn include(&self, whom: Whom) -> bool {
         self.0.values().any(|allowance| allowance.from.contains(&whom))
     }
 
-    /// The port as it may be. `whom`: somebody who is neither the owner's user nor root.
+    /// Applies the file to a port that is to be attached. `whom`: the attacher, if that is neither the owner's user nor root.
     ///
     /// # Errors
-    /// They may not attach it, or say what the owner says.
+    /// The attacher may not attach the port, or claims what only the owner gives, or the port's hardware address disagrees with
+    /// the file.
     pub fn apply(&self, mut port: Port, whom: Option<Whom>) -> Result<Port, String> {
         let found = self.0.get(&port.name);
         if let Some(whom) = whom {
@@ -269,20 +270,20 @@ impl Allowances {
     }
 }
 
-/// The hardware address that an owner gives to a port: the same each time for the owner's key, the attacher (`whom`) and the port's
-/// name. `before`: number of such addresses, computed with 0 and up, that other ports have.
+/// The hardware address that an owner gives to a port. It depends on the owner's key, the attacher (`whom`), the port's name
+/// and `before` alone. `before`: the number of such addresses, computed with 0 and up, that other ports have.
 pub fn given_mac(owner: &KeyPair, whom: &str, name: &str, before: u32) -> Mac {
     let number = owner.number_of(format!("mac\0{whom}\0{name}\0{before}").as_bytes());
     let [first, second, third, fourth, fifth, sixth, ..] = number.to_le_bytes();
-    // One that no manufacturer has given, of one interface.
+    // The bits say: not from a manufacturer, and of a single interface.
     Mac([first & 0xfc | 2, second, third, fourth, fifth, sixth])
 }
 
-/// Checks what a port asks for whose attacher is neither the owner's user nor root: no weight, guarantee, virtual network or
-/// frames for others, since these change what other ports get.
+/// Checks a port whose attacher is neither the owner's user nor root: it may not ask for a weight, a guarantee, virtual
+/// networks or frames for others, since these change what other ports get.
 ///
 /// # Errors
-/// The port asks for one of these: which one.
+/// The port asks for one of these. The text names it.
 pub fn claims_nothing(port: &Port) -> Result<(), String> {
     let claims = [
         (port.weight > 1, "a weight"),
@@ -339,7 +340,7 @@ mod tests {
         let web = all.apply(port("web"), Some(Whom::User(1000))).unwrap();
         assert_eq!((web.weight, web.rate_bits), (2, 500_000_000));
         assert_eq!(web.addresses.map(|all| all.len()), Some(2));
-        // Whose name it is not, and what only the owner gives.
+        // Attachers that the file does not name for the port.
         for (name, whom) in [("web", Whom::User(7)), ("web", key), ("other", Whom::User(1000))] {
             assert!(all.apply(port(name), Some(whom)).unwrap_err().contains("may not attach"));
         }
@@ -356,7 +357,7 @@ mod tests {
         ] {
             let reason = all.apply(wanted.clone(), Some(Whom::User(1000))).unwrap_err();
             assert!(reason.starts_with(what) && reason.contains("tombolo net set web"), "{reason}");
-            // The owner's own say what they like, but for what the file says.
+            // The owner's user may ask for these. What the file says takes precedence.
             assert_eq!(all.apply(wanted, None).unwrap().weight, 2);
         }
         let mut spoofing = port("web");

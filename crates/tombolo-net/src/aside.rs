@@ -1,9 +1,9 @@
-//! Writes frames to ports beside the thread that moves frames: to those of other users, and to those of the owner's user and
-//! root that take long over them ([`tombolo_core::nic::effort`]).
+//! Writes frames to ports in threads beside the one that moves frames: to the ports of other users, and to those ports of the
+//! owner's user and root to which writing takes long ([`tombolo_core::nic::effort`]).
 //!
-//! To write a frame to a TAP device is to take it through whatever its user has the kernel do with frames, in the thread that
-//! writes. So the ports of each other user have a thread of their own, and those of the owner's user that are slow have one
-//! together.
+//! When a frame is written to a TAP device, the kernel does with it whatever the device's user has set up, in the thread that
+//! writes. So the ports of each other user have a thread of their own, and the slow ports of the owner's user and root share
+//! one thread.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -22,31 +22,31 @@ use tombolo_host::timing::net::START_PAUSE;
 use crate::frames::{End, FrameBuffer};
 use crate::worker::nanoseconds;
 
-/// What waits for one port at most, in frames and bytes: as much as a TAP device's own queue, or some segments.
+/// Most frames and bytes that wait for one port: as much as a TAP device's own queue holds, or some segments.
 const FRAMES_OF_PORT_MAX: usize = 512;
 const BYTES_OF_PORT_MAX: usize = 1 << 20;
-/// What waits for all ports of a user.
+/// Most bytes that wait for all ports of a user.
 const BYTES_MAX: usize = 16 << 20;
 
 /// A frame that is to be written.
 struct Job {
     to: Arc<End<PassedDescriptor>>,
-    /// With its offload header, and with the tag that it is to have.
+    /// The frame with its offload header, and with the tag that it is to have.
     bytes: Vec<u8>,
     wire: Wire,
 }
 
 /// A frame that was written, or that its port has not taken.
 pub struct Written {
-    /// Whose.
+    /// Its port.
     pub id: PortId,
-    /// As it came to the port, with its offload header.
+    /// The frame as it was written, with its offload header.
     bytes: Vec<u8>,
-    /// What it is on the wire.
+    /// Its size on the wire.
     pub wire: Wire,
-    /// What that has cost of the processor's time.
+    /// The processor time that the write has cost.
     pub cost_ns: u64,
-    /// Whether it was taken.
+    /// Whether the port has taken the frame.
     pub was_taken: bool,
 }
 
@@ -69,7 +69,7 @@ struct State {
     /// Ports with frames that wait, in the order of their turns.
     turns: VecDeque<PortId>,
     bytes: usize,
-    /// The port that is written to, if it has not gone meanwhile.
+    /// The port that is being written to, if it has not gone meanwhile.
     current: Option<PortId>,
     written: Vec<Written>,
     is_over: bool,
@@ -82,36 +82,36 @@ struct Shared {
     event: Arc<OwnedFd>,
 }
 
-/// What waits for the ports of one user, whose thread ends with this: after the frame that it is about to write, for which
-/// nobody waits.
+/// The frames that wait for the ports of one user, and the thread that writes them. Dropping the lane makes the thread end
+/// after the frame that it is writing, without waiting for that.
 struct Lane {
     shared: Arc<Shared>,
     ports: BTreeSet<PortId>,
 }
 
-/// What waits to be written aside.
+/// All frames that wait to be written aside, and the threads that write them.
 pub struct Aside {
     event: Arc<OwnedFd>,
-    /// By user; `None`: the owner's user, and root.
+    /// By user. `None`: the owner's user and root.
     lanes: BTreeMap<Option<u32>, Lane>,
-    /// Frames of each port that were not heard of since.
+    /// Number of frames of each port that were pushed and that [`Aside::take_written`] has not returned yet.
     under_way: BTreeMap<PortId, usize>,
-    /// When no thread could be had.
+    /// When starting a thread failed last.
     failed: Option<Instant>,
 }
 
 impl Aside {
-    /// Without threads, until there is something to write. `event` is written to when frames were written.
+    /// Threads are started as soon as there are frames for them. `event` is written to when frames were written.
     pub fn new(event: Arc<OwnedFd>) -> Self {
         Self { event, lanes: BTreeMap::new(), under_way: BTreeMap::new(), failed: None }
     }
 
-    /// Whether frames of this port are under way: what comes later must not overtake them.
+    /// Whether frames of this port are under way. Later frames must not overtake them.
     pub fn has(&self, id: PortId) -> bool {
         self.under_way.contains_key(&id)
     }
 
-    /// Takes a frame on, for a port of this user (`None`: the owner's, or root). False: there is no room.
+    /// Adds a frame for a port of this user (`None`: the owner's user or root). Returns false if there is no room or no thread.
     pub fn push(
         &mut self,
         user: Option<u32>,
@@ -165,7 +165,7 @@ impl Aside {
         true
     }
 
-    /// What was written since the last call.
+    /// The frames that were written, or that their ports have not taken, since the last call.
     pub fn take_written(&mut self) -> Vec<Written> {
         if self.under_way.is_empty() {
             return Vec::new();
@@ -183,7 +183,7 @@ impl Aside {
         written
     }
 
-    /// A port has gone, and what waits for it.
+    /// Removes a port that has gone, and the frames that wait for it.
     pub fn remove(&mut self, id: PortId) {
         let Some((user, lane)) = self.lanes.iter_mut().find(|(_, lane)| lane.ports.contains(&id)) else {
             return;
@@ -225,7 +225,7 @@ impl Drop for Lane {
 
 impl Shared {
     fn run(&self) {
-        // It has been started by a thread that goes before programs.
+        // The thread that started this one has a higher priority than programs, which this one has inherited.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 0);
         let mut state = self.state.lock();
         while !state.is_over {
@@ -239,19 +239,19 @@ impl Shared {
             let begin = cpu::thread_time();
             let was_taken = to.write(&[io::IoSlice::new(&bytes)]).is_ok();
             let cost_ns = nanoseconds(cpu::thread_time().saturating_sub(begin));
-            // It may be the last one.
+            // This may be the last reference. It is dropped before the lock is taken, since closing a device takes long.
             drop(to);
             state = self.state.lock();
             if state.current.take() == Some(id) {
                 state.written.push(Written { id, bytes, wire, cost_ns, was_taken });
-                // Full means that it is awake.
+                // A full counter means that the thread that moves frames is awake.
                 let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
             }
         }
     }
 }
 
-/// The frame whose turn it is.
+/// The next frame of the port whose turn it is.
 fn next(state: &mut State) -> Option<(PortId, Job)> {
     let id = state.turns.pop_front()?;
     let of_port = state.waiting.get_mut(&id)?;

@@ -17,15 +17,15 @@ use crate::device::{Device, DeviceName};
 use crate::far::{FarError, FarOwner};
 use crate::protocol::{Answer, Ask, Port};
 
-/// A port that is attached, or was and will be again.
+/// A port that is attached, or was attached and will be again.
 pub struct Attached {
     device: Device,
     port: Port,
-    /// The hardware address that its user has said; nothing: the owner gives one.
+    /// The hardware address that the port's user has asked for. Empty: the owner gives one.
     wanted_mac: String,
     place: Place,
     owner: Option<Owner>,
-    /// The user of the last owner on this machine.
+    /// The user of the last owner on this machine. A warning is logged when another user's process is the owner.
     told_of_user: Option<u32>,
 }
 
@@ -34,24 +34,24 @@ pub struct Attached {
 pub enum Place {
     /// On this machine, at the path of a socket.
     Here(PathBuf),
-    /// At another one: where its node listens, with which keys, and when it is told of frames.
+    /// On another machine: where the owner's node listens, with which keys, and when the owner is notified of frames.
     There(Address, Security, Coalescing),
 }
 
 /// A connection to the owner.
 enum Owner {
-    /// Which has the device's queues.
+    /// To an owner on this machine, which has the device's queues.
     Here(Client),
-    /// To which this process carries frames.
+    /// To an owner on another machine. This process moves the frames.
     There(Box<FarOwner>),
 }
 
 impl Attached {
-    /// Makes or opens the device of a port and attaches it to the owner at a path. Where the port says no hardware address,
-    /// the owner gives one to a device that is made.
+    /// Makes or opens the device of a port and attaches the port to an owner. If the port names no hardware address, the owner
+    /// gives one to a device that is made.
     ///
     /// # Errors
-    /// There is such a device, or none, this process may not have it, or the owner refuses the port.
+    /// The device to make exists, or the one to open does not. Or this process may not open it, or the owner refuses the port.
     pub fn new(
         port: Port,
         name: &DeviceName,
@@ -88,7 +88,7 @@ impl Attached {
             matches!(error, AttachError::Ask(AskError::Refused(_)) | AttachError::Far(FarError::Refused(_)))
         };
         if connected.as_ref().is_err_and(is_refused) {
-            // What an earlier owner has given may not be what this one gives.
+            // This owner may not accept the address that an earlier owner has given: the next attempt asks for a new one.
             self.port.mac.clone_from(&self.wanted_mac);
         }
         connected
@@ -126,7 +126,7 @@ impl Attached {
         Ok(())
     }
 
-    /// The owner has given the port this hardware address.
+    /// Gives the device the hardware address that the owner has given to the port.
     fn have_mac(&mut self, mac: &str) -> Result<(), AttachError> {
         if !mac.is_empty() && mac != self.port.mac {
             self.device.set_mac(mac.parse().map_err(io::Error::other)?)?;
@@ -161,11 +161,11 @@ impl Attached {
         }
     }
 
-    /// Keeps the port until the caller says so; an owner that has gone is waited for. `says` tells when one goes and
-    /// comes, or refuses the port.
+    /// Keeps the port until `is_over` returns true, and attaches it again when an owner has gone and another one comes. Calls
+    /// `says` when an owner goes, comes, or refuses the port.
     ///
     /// # Errors
-    /// Its device is gone, alone or with its namespace.
+    /// The port's device is gone, alone or with its namespace.
     pub fn keep(
         &mut self,
         is_over: impl Fn() -> bool,
@@ -184,7 +184,7 @@ impl Attached {
                         pause = RETRY_INTERVAL;
                         says("attached again");
                     }
-                    // Nobody listens yet.
+                    // No owner listens yet.
                     Err(AttachError::Ask(AskError::Socket(UnixError::Path {
                         errno: Errno::CONNREFUSED | Errno::NOENT,
                         ..
@@ -198,7 +198,7 @@ impl Attached {
                             says(&format!("cannot attach again: {reason}"));
                             refused = reason;
                         }
-                        // An owner that refuses it is asked less and less often.
+                        // An owner that refuses the port is asked less and less often.
                         pause = if error.is_refusal() {
                             (2 * pause).min(RETRY_INTERVAL_MAX)
                         } else {
@@ -214,7 +214,7 @@ impl Attached {
             };
             let said = match owner {
                 Owner::Here(client) => match client.next(Some(CHECK_INTERVAL)) {
-                    // A later version says what this one does not know.
+                    // An owner of a later version may send messages that this version does not know.
                     Err(AskError::NoAnswer(_)) => Ok(None),
                     said => said.map_err(|error| error.to_string()),
                 },
@@ -240,10 +240,10 @@ impl Attached {
 /// Why a port is not attached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Its device cannot be had.
+    /// Its device cannot be made or opened.
     #[error(transparent)]
     Device(#[from] io::Error),
-    /// The owner does not answer, or refuses it.
+    /// The owner on this machine does not answer, or refuses the port.
     #[error(transparent)]
     Ask(#[from] AskError),
     /// The owner at another machine does not answer, or refuses the port.

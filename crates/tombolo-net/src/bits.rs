@@ -3,11 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Bits a second; 0: no limit.
+/// A rate in bits a second. 0: no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BitRate(pub u64);
 
-/// Not a rate.
+/// A text is not a rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no rate in bits a second, such as 10G, 250Mbit or 64k (or 0: no limit)")]
 pub struct NoRate(String);
@@ -46,7 +46,7 @@ impl FromStr for BitRate {
             let scaled = u128::from(digits) * u128::from(factor) / 10u128.pow(part.len() as u32);
             u64::try_from(scaled).map_err(|_| wrong())?
         };
-        // Less than a byte a second would come out as none.
+        // Less than 8 bits a second would become 0 bytes a second, which means no limit.
         whole.checked_add(part).filter(|bits| !(1..8).contains(bits)).map(Self).ok_or_else(wrong)
     }
 }

@@ -1,9 +1,10 @@
-//! The other end of an owner's socket.
+//! The client's end of an owner's socket.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use tombolo_control::{AskError as ControlError, Trust};
 use tombolo_host::timing::net::OWNER_TIMEOUT;
 use tombolo_host::unix::{PeerIdentity, UnixError};
@@ -17,16 +18,16 @@ pub enum AskError {
     /// No process listens at the path, or the connection has ended.
     #[error(transparent)]
     Socket(#[from] UnixError),
-    /// What it says is no answer.
+    /// What the owner has sent is not an answer.
     #[error("the owner's answer cannot be read: {0}")]
     NoAnswer(#[from] serde_json::Error),
-    /// It has said nothing for so long.
-    #[error("the owner has not answered within {} s", OWNER_TIMEOUT.as_secs())]
-    TimedOut,
-    /// It does not do it.
+    /// The owner has not answered in time.
+    #[error("the owner has not answered within {0:?}")]
+    TimedOut(Duration),
+    /// The owner has refused the request.
     #[error("{0}")]
     Refused(String),
-    /// It has another port of that name.
+    /// The owner has another port of that name.
     #[error("{0}")]
     NameTaken(String),
 }
@@ -36,7 +37,7 @@ impl From<ControlError> for AskError {
         match error {
             ControlError::Socket(error) => Self::Socket(error),
             ControlError::NoAnswer(error) => Self::NoAnswer(error),
-            ControlError::TimedOut(_) => Self::TimedOut,
+            ControlError::TimedOut(timeout) => Self::TimedOut(timeout),
             ControlError::Untrusted(error) => Self::Refused(error.to_string()),
         }
     }
@@ -44,42 +45,62 @@ impl From<ControlError> for AskError {
 
 /// A connection to an owner.
 #[derive(Debug)]
-pub struct Client(tombolo_control::Client);
+pub struct Client {
+    control: tombolo_control::Client,
+    timeout: Duration,
+}
+
+impl AskError {
+    /// Whether no process listens there any more.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Socket(UnixError::Path { errno: Errno::CONNREFUSED | Errno::NOENT, .. }))
+    }
+}
 
 impl Client {
     /// Connects to the owner that listens at a path.
     ///
     /// # Errors
-    /// Nobody listens there, or a process of a user who is not trusted.
+    /// No process listens there, or the process that listens is of a user who is not trusted.
     pub fn connect(path: &Path, trust: Trust) -> Result<Self, AskError> {
-        Ok(Self(tombolo_control::Client::connect(path, trust, OWNER_TIMEOUT)?))
+        Self::connect_within(path, trust, OWNER_TIMEOUT)
     }
 
-    /// Who listens, as the kernel says.
+    /// As [`Client::connect`]. Each answer is waited for that long.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_within(path: &Path, trust: Trust, timeout: Duration) -> Result<Self, AskError> {
+        let control = tombolo_control::Client::connect(path, trust, timeout)?;
+        Ok(Self { control, timeout })
+    }
+
+    /// The process that listens, as the kernel identifies it.
     ///
     /// # Errors
     /// The connection has ended.
     pub fn peer(&self) -> Result<PeerIdentity, AskError> {
-        Ok(self.0.peer()?)
+        Ok(self.control.peer()?)
     }
 
-    /// Asks, and waits for the answer. What any user may have written at the other end does nothing to a terminal.
+    /// Sends a request, and waits for the answer. Reasons of a refusal, which any user's process may have written, are made
+    /// harmless to a terminal.
     ///
     /// # Errors
     /// [`AskError`].
     pub fn ask(&self, ask: Ask, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, AskError> {
-        match self.0.ask(VERSION, &ask, descriptors, OWNER_TIMEOUT)? {
+        match self.control.ask(VERSION, &ask, descriptors, self.timeout)? {
             Answer::Refused(reason) => Err(AskError::Refused(harmless_reason(&reason))),
             Answer::NameTaken(reason) => Err(AskError::NameTaken(harmless_reason(&reason))),
             answer => Ok(answer),
         }
     }
 
-    /// The next answer; `None`: there was none for so long.
+    /// Waits for the next answer. `None`: there was none within `timeout`.
     ///
     /// # Errors
-    /// The owner has gone.
+    /// The owner has gone, or has sent what is not an answer.
     pub fn next(&self, timeout: Option<Duration>) -> Result<Option<Answer>, AskError> {
-        Ok(self.0.next(timeout)?)
+        Ok(self.control.next(timeout)?)
     }
 }

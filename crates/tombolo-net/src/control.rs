@@ -1,4 +1,4 @@
-//! What an owner answers: who may attach, change and see which port.
+//! Answers the requests to an owner, and decides who may attach, change and see which port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -32,23 +32,23 @@ const NAME_BYTES_MAX: usize = 64;
 const TEXT_BYTES_MAX: usize = 256;
 /// The most addresses or groups of a port.
 const LIST_MAX: usize = 64;
-/// The longest segment that a port sends where nothing is slow.
+/// The longest segment that a port may send if the uplink's rate sets no lower limit.
 pub const SEGMENT_BYTES_MAX: u32 = 65_536;
 /// The largest MTU.
 const MTU_MAX: u32 = 9000;
-/// The smallest one, by which IPv4 works (RFC 791).
+/// The smallest MTU, which IPv4 needs (RFC 791).
 const MTU_MIN: u32 = 68;
 
-/// Who asks.
+/// The sender of a request.
 #[derive(Debug)]
 pub enum Asker {
-    /// A process of this machine, with what it passes.
+    /// A process of this machine, with the descriptors that it passes.
     Near(PeerIdentity, Vec<PassedDescriptor>),
-    /// A port of another node, by the pipes that bear the number of the connection.
+    /// A port of another node. The number of the connection is the key of its pipes.
     Far {
-        /// What that node is called.
+        /// That node's name.
         node: String,
-        /// What it has proved.
+        /// The key that the node has proved.
         key: Option<PublicKey>,
     },
 }
@@ -63,12 +63,12 @@ impl fmt::Display for Asker {
     }
 }
 
-/// Who is neither the owner's user nor root.
+/// An asker that is neither the owner's user nor root.
 #[derive(Clone, Copy)]
 enum Stranger {
-    /// The kernel or a key says who.
+    /// The kernel or a key identifies the asker.
     Known(Whom),
-    /// Nobody does.
+    /// Nothing identifies the asker.
     Unknown,
 }
 
@@ -87,7 +87,7 @@ struct Attached {
 enum Way {
     /// By the queues of its TAP device.
     Tap,
-    /// By packet sockets of its interface, or of what a virtual machine is behind.
+    /// By a packet socket of its interface, or of the device behind which a virtual machine is.
     Sockets,
     /// By pipes from another node.
     Pipes,
@@ -100,29 +100,29 @@ pub struct Control {
     own_user: u32,
     has_carrier: bool,
     mtu: u32,
-    /// Ports are to be told what has changed of the uplink.
+    /// The uplink has changed, and ports are to be told.
     has_news: bool,
-    /// What has changed of ports, which are to be told.
+    /// Changes of ports that the ports are to be told, by connection.
     changed: Vec<(u64, Changes)>,
-    /// Of frames to ports of other machines.
+    /// Coalescing of frames to ports of other machines.
     coalescing: Coalescing,
-    /// The file that says what ports have, and who attaches them.
+    /// The file that says what ports have, and who may attach them.
     allowances: Option<Listed>,
-    /// More is guaranteed to ports than the uplink has: that was said.
+    /// The guarantees of ports exceed the uplink's rate, and a warning was logged.
     is_overbooked: bool,
-    /// Why it could not be read the last time.
+    /// Why the file of ports could not be read the last time.
     file_trouble: Option<String>,
-    /// By these it gives hardware addresses.
+    /// The keys from which the owner derives hardware addresses of ports.
     keys: KeyPair,
     refusals: Refusals,
 }
 
-/// Bits a second as bytes a second.
+/// Converts bits a second to bytes a second.
 fn bytes_of(bits: u64) -> u64 {
     bits / 8
 }
 
-/// Checks that a port can be called so.
+/// Checks that a port can have this name.
 fn check_name(name: &str) -> Result<(), String> {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_name) {
@@ -134,10 +134,10 @@ fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// What a port is to the thread that moves frames.
+/// The configuration of a port for the thread that moves frames.
 ///
 /// # Errors
-/// It cannot be so.
+/// A port cannot have these properties. The text says why.
 pub(crate) fn config_of(port: &Port) -> Result<PortConfig, String> {
     check_name(&port.name)?;
     if port.name == UPLINK {
@@ -211,7 +211,7 @@ impl Control {
         }
     }
 
-    /// Who the user of a process is here.
+    /// The rank of a process's user.
     pub fn rank(&mut self, peer: PeerIdentity) -> Rank {
         if self.is_owner(peer) {
             return Rank::Owner;
@@ -226,7 +226,7 @@ impl Control {
         if found == Ok(true) { Rank::Listed } else { Rank::Unlisted }
     }
 
-    /// Answers a request that came by this connection.
+    /// Answers a request that came by `connection`.
     pub fn answer(&mut self, connection: u64, asker: Asker, message: &[u8]) -> Answer {
         let answered = question(message, VERSION).and_then(|ask| self.answer_ask(connection, asker, ask));
         answered.unwrap_or_else(Answer::Refused)
@@ -250,7 +250,7 @@ impl Control {
         }
     }
 
-    /// Says that a node is not let in as a port.
+    /// Logs that a node is not let in as a port.
     pub fn say_refused(&mut self, by: &str, reason: &str) {
         self.refusals.say("", by, reason);
     }
@@ -262,7 +262,7 @@ impl Control {
         Ok(Answer::Attached { has_carrier, segment_bytes_max, mtu: limits.mtu, mac })
     }
 
-    /// Says once when more is guaranteed to ports than the uplink has.
+    /// Logs a warning when the guarantees of ports begin to exceed the uplink's rate.
     fn check_guarantees(&mut self) {
         let Ok(Some(rate)) = self.call(|worker| worker.exchange.limits().rate) else {
             self.is_overbooked = false;
@@ -279,10 +279,10 @@ impl Control {
         }
     }
 
-    /// Does something in the thread that moves frames.
+    /// Calls a function in the thread that moves frames, and waits for its result.
     ///
     /// # Errors
-    /// That has ended.
+    /// The thread has ended.
     pub fn call<T: Send + 'static>(
         &self,
         what: impl FnOnce(&mut Worker) -> T + Send + 'static,
@@ -290,7 +290,7 @@ impl Control {
         self.worker.call(what).ok_or_else(|| "the owner is ending".into())
     }
 
-    /// Who it is, unless it is the owner's user or root.
+    /// The asker as a stranger. `None`: it is of the owner's user or of root.
     fn stranger(&self, asker: &Asker) -> Option<Stranger> {
         match asker {
             Asker::Near(peer, _) if self.is_owner(*peer) => None,
@@ -300,7 +300,7 @@ impl Control {
         }
     }
 
-    /// The port as it may be, with its hardware address.
+    /// The port that an asker may attach, with the properties and the hardware address that it is to have.
     fn allowed(&mut self, asker: &Asker, port: Port) -> Result<Port, String> {
         let stranger = self.stranger(asker);
         let whom = match stranger {
@@ -371,7 +371,7 @@ impl Control {
                     );
                 }
                 // The process that passed a packet socket can give it a ring of frames to send (PACKET_TX_RING), and fill
-                // that as fast as the kernel empties it: a send would not end.
+                // the ring as fast as the kernel empties it: a send would not end.
                 if is_stranger && ends.iter().any(|end| matches!(end, End::Socket(_))) {
                     return Err("only the uplink's owner attaches interfaces and virtual machines".into());
                 }
@@ -408,7 +408,7 @@ impl Control {
         self.attached(mac)
     }
 
-    /// A connection has ended: so has its port.
+    /// Removes the port of a connection that has ended.
     pub fn hung_up(&mut self, connection: u64) {
         let found = self.ports.values().find(|attached| attached.connection == connection);
         let Some(name) = found.map(|attached| attached.port.name.clone()) else { return };
@@ -425,12 +425,12 @@ impl Control {
         &self.worker
     }
 
-    /// Whether no frames are moved any more.
+    /// Whether the thread that moves frames has ended.
     pub fn is_of_no_use(&self) -> bool {
         self.worker.is_of_no_use()
     }
 
-    /// The connections of ports whose devices are gone.
+    /// The connections of ports whose devices were found gone since the last call.
     pub fn take_gone(&self) -> Vec<u64> {
         let gone = self.worker.take_gone();
         self.ports
@@ -445,7 +445,7 @@ impl Control {
         self.ports.values().map(|attached| attached.connection)
     }
 
-    /// The uplink has a carrier now, or none, and takes frames of this size.
+    /// Records whether the uplink has a carrier, and its MTU. If either has changed, ports are to be told.
     pub fn set_uplink_state(&mut self, has_carrier: bool, mtu: u32) {
         if std::mem::replace(&mut self.mtu, mtu) != mtu {
             let _ = self.call(move |worker| worker.exchange.set_mtu(mtu));
@@ -457,17 +457,17 @@ impl Control {
         }
     }
 
-    /// The uplink is gone.
+    /// Records that the uplink is gone: it has no carrier.
     pub fn lose_carrier(&mut self) {
         self.set_uplink_state(false, self.mtu);
     }
 
-    /// What ports are told of the uplink, if that is new.
+    /// The answer by which ports are to be told of the uplink, if it has changed since the last call.
     pub fn take_news(&mut self) -> Option<Answer> {
         std::mem::take(&mut self.has_news).then(|| self.attached(String::new()).ok()).flatten()
     }
 
-    /// What ports are told that have been changed.
+    /// The answers by which ports are to be told of their changes since the last call, by connection.
     pub fn take_changed(&mut self) -> Vec<(u64, Answer)> {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().map(|(to, changes)| (to, Answer::Changed(Box::new(changes)))).collect()
@@ -495,7 +495,7 @@ impl Control {
         Ok(Answer::Ports(self.statuses(&some.map(|(_, attached)| attached).collect::<Vec<_>>())?))
     }
 
-    /// How these ports are at one moment.
+    /// The states of these ports, all at the same moment.
     fn statuses(&self, all: &[&Attached]) -> Result<Vec<PortStatus>, String> {
         let ids: Vec<PortId> = all.iter().map(|attached| attached.id).collect();
         let found = self.call(move |worker| {
@@ -582,7 +582,7 @@ impl Control {
         Ok(Answer::Uplink(Box::new(status)))
     }
 
-    /// Whether it is a process of the owner's user, or of root.
+    /// Whether a process is of the owner's user, or of root.
     pub fn is_owner(&self, peer: PeerIdentity) -> bool {
         peer.user_id == self.own_user || peer.user_id == 0
     }
@@ -599,7 +599,8 @@ impl Control {
         let own_user = self.own_user;
         if let Some(attached) = self.ports.get_mut(name) {
             attached.port = port;
-            // Others may not claim what they were given: what is to stay with them stands in the file of ports.
+            // Other users' ports are not told, since they may not ask for these changes when they are attached again.
+            // Their lasting properties stand in the file of ports.
             if attached.peer.is_some_and(|peer| peer.user_id == own_user || peer.user_id == 0) {
                 self.changed.push((attached.connection, changes));
             }

@@ -20,7 +20,7 @@ use crate::machine::Machine;
 /// The most queues of a port: as many as one message passes.
 pub const QUEUES_MAX: usize = MAX_DESCRIPTORS;
 
-/// What a port is to be made of.
+/// The device that a port is to have.
 #[derive(Clone, Debug)]
 pub enum DeviceName {
     /// [`Device::open`] makes a TAP device of this name with this number of queues.
@@ -33,7 +33,7 @@ pub enum DeviceName {
 }
 
 impl DeviceName {
-    /// What it is called.
+    /// The device's name, or the path of its socket.
     pub fn text(&self) -> String {
         match self {
             Self::Tap(name, _) | Self::Interface(name) => name.clone(),
@@ -45,7 +45,7 @@ impl DeviceName {
 /// A port's device.
 #[derive(Debug)]
 pub enum Device {
-    /// As [`DeviceName::Tap`]. Without an interface if that is in another namespace: an open one would keep the namespace alive.
+    /// As [`DeviceName::Tap`]. The interface is `None` if it is in another namespace, which an open one would keep alive.
     Tap(TapQueues, Option<Interface>),
     /// As [`DeviceName::Interface`], with the number of the interface.
     Interface(PacketSocket, Interface, u32),
@@ -54,11 +54,11 @@ pub enum Device {
 }
 
 impl Device {
-    /// Makes or opens it in a namespace, or in this one, and switches it on. A TAP device has some hardware address until
-    /// [`Device::set_mac`] unless one is given.
+    /// Makes or opens the device in a namespace (`None`: that of this process), and switches it on. Without `mac`, a TAP device
+    /// has some hardware address until [`Device::set_mac`].
     ///
     /// # Errors
-    /// There is such a device, or none, or this process may not have it.
+    /// The device to make exists, or the one to open does not. Or this process may not make or open it.
     pub fn open(name: &DeviceName, namespace: Option<&Path>, mac: Option<Mac>, mtu: u32) -> io::Result<Self> {
         let given =
             || mac.ok_or_else(|| io::Error::other("whose hardware address it is has to be said (--mac)"));
@@ -66,7 +66,7 @@ impl Device {
             DeviceName::Tap(name, count) => {
                 let count = (*count).clamp(1, QUEUES_MAX);
                 let prepare = |tap: &TapQueues, interface: &Interface| {
-                    // The program is to send nothing before the owner reads the queues.
+                    // Programs are to send nothing before the owner reads the queues.
                     tap.iter().try_for_each(|queue| set_carrier(queue, false))?;
                     if let Some(mac) = mac {
                         interface.set_mac(mac.0)?;
@@ -80,10 +80,11 @@ impl Device {
                     interface.set_up()?;
                     return Ok(Self::Tap(tap, Some(interface)));
                 };
-                // Queues that are opened in a namespace keep it alive after its last process has ended.
+                // Queues that are opened in a namespace keep it alive after its last process has ended. So the device is made in the
+                // namespace of this process, and then moved.
                 let namespace = open_namespace(namespace)?;
                 let tap = make(|| {
-                    // Each attempt would show a device of another name there for a moment.
+                    // Without this check, each attempt would show a device of another name there for a moment.
                     if in_open_namespace(namespace.as_fd(), || Interface::open(name)).is_ok() {
                         return Err(io::Error::new(
                             io::ErrorKind::AlreadyExists,
@@ -122,14 +123,14 @@ impl Device {
         }
     }
 
-    /// Gives a TAP device another hardware address. Whatever is at the other end of an interface, or of a virtual machine's socket, has
-    /// its own.
+    /// Gives a TAP device another hardware address. For other devices this does nothing: the container or machine at the other
+    /// end has the address.
     ///
     /// # Errors
     /// The device is gone, or this process may not.
     pub fn set_mac(&self, mac: Mac) -> io::Result<()> {
         match self {
-            // By its queues: it may have been renamed, or moved, since.
+            // The interface is found by its queues, since it may have been renamed or moved.
             Self::Tap(tap, _) => {
                 tap.with_interface(
                     |interface| {
@@ -141,7 +142,7 @@ impl Device {
         }
     }
 
-    /// What frames are read from and written to.
+    /// The descriptors that frames are read from and written to.
     pub fn ends(&self) -> Vec<End<BorrowedFd<'_>>> {
         match self {
             Self::Tap(tap, _) => tap.iter().map(End::Queue).collect(),
@@ -160,20 +161,20 @@ impl Device {
         }
     }
 
-    /// Follows the carrier of the uplink, where there is a cable to plug in: that of an interface that exists is its own.
+    /// Gives a TAP device the carrier of the uplink. Other devices have a carrier of their own.
     ///
     /// # Errors
     /// The device is gone.
     pub fn plug(&self, has_carrier: bool) -> io::Result<()> {
         match self {
-            // It is the device's, whichever queue is asked.
+            // All queues share the device's carrier.
             Self::Tap(tap, _) => tap.iter().next().map_or(Ok(()), |queue| set_carrier(queue, has_carrier)),
             Self::Interface(..) | Self::Machine(_) => Ok(()),
         }
     }
 
-    /// Limits the segments that the kernel hands over at once, where it makes them: those of a virtual machine are as long
-    /// as it likes.
+    /// Limits the length of the segments that the kernel makes for a TAP device. For other devices this does nothing: the
+    /// container or machine at the other end decides.
     ///
     /// # Errors
     /// The device is gone.
@@ -186,7 +187,8 @@ impl Device {
     }
 }
 
-/// Makes a device. One of this name may be going just now: the owner has it until it sees that its port has ended.
+/// Makes a device. If there is one of this name, tries again for some time: that one may be about to go, since its owner keeps
+/// it until the owner sees that the port has ended.
 fn make(how: impl Fn() -> io::Result<TapQueues>) -> io::Result<TapQueues> {
     let since = Instant::now();
     loop {
@@ -205,7 +207,7 @@ fn make(how: impl Fn() -> io::Result<TapQueues>) -> io::Result<TapQueues> {
 /// Makes a device under a name that no other interface of this namespace has.
 fn make_aside(queues: usize) -> io::Result<TapQueues> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // At most 15 bytes; process numbers have 22 bits.
+    // The name has at most 15 bytes, as it must, since process numbers have 22 bits.
     let number = NEXT.fetch_add(1, Ordering::Relaxed) % 100;
     let name = format!("tmb{}-{number}", std::process::id());
     TapQueues::new(&name, queues)

@@ -21,46 +21,46 @@ use crate::protocol::{Answer, Ask, Port, Request};
 use crate::station::{Kind, Memories, News, Station};
 use crate::worker::nanoseconds;
 
-/// The domain of an owner, by which its ports know it.
+/// The number of an owner's domain, which its ports address.
 pub const OWNER_DOMAIN: u16 = 1;
 /// Bytes of each ring: some eight round trips of 100 µs at 10 Gb/s.
 pub const RING_BYTES: u32 = 1 << 20;
-/// Frames that are read from a device before what has come is looked at.
+/// Most frames that are read from a device before frames from the owner have their turn.
 const FRAMES_AT_ONCE: usize = 16;
 
 /// Why a port cannot be attached to an owner at another machine, or is not any more.
 #[derive(Debug, thiserror::Error)]
 pub enum FarError {
-    /// There is no node inside this process.
+    /// The node inside this process cannot be started.
     #[error(transparent)]
     Embed(#[from] EmbedError),
-    /// It gives no memory, or has ended.
+    /// The node inside this process gives no domain or memory, or has ended.
     #[error("the node inside this process: {0}")]
     Domain(#[from] OpenError),
-    /// The owner's node is not reached.
+    /// The owner's node cannot be reached.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// The owner does not do it.
+    /// The owner refuses the port.
     #[error("{0}")]
     Refused(String),
-    /// It has another port of that name.
+    /// The owner has another port of that name.
     #[error("{0}")]
     NameTaken(String),
-    /// It does not answer.
+    /// The owner does not answer.
     #[error("the owner has not answered within {} s", OWNER_TIMEOUT.as_secs())]
     TimedOut,
-    /// It has gone, or speaks nonsense.
+    /// The owner has gone, or has sent something invalid.
     #[error("{0}")]
     Ended(String),
-    /// The kernel does not let this process wait.
+    /// Waiting for the owner fails.
     #[error("waiting: {0}")]
     Wait(#[from] io::Error),
 }
 
-/// Memory for pipes to a node.
+/// Allocates memory for a pair of pipes to a node.
 ///
 /// # Errors
-/// There is none.
+/// The node inside this process gives none.
 pub fn memories(domain: &Domain, peer: Target) -> Result<Memories, OpenError> {
     let grant = Grant { who: Who::Node(peer.node), read: false, write: true };
     let mirror = domain.allocate(RING_BYTES as usize, &[])?;
@@ -73,7 +73,7 @@ pub fn memories(domain: &Domain, peer: Target) -> Result<Memories, OpenError> {
     }
 }
 
-/// Gives it back.
+/// Frees the memory of a pair of pipes.
 pub fn free(domain: &Domain, memories: Memories) {
     let Memories { ring, mirror } = memories;
     for memory in [ring, mirror] {
@@ -83,23 +83,23 @@ pub fn free(domain: &Domain, memories: Memories) {
     }
 }
 
-/// A node inside a process that serves an uplink or attaches a port.
+/// Starts a node inside a process that serves an uplink or attaches a port.
 ///
 /// # Errors
-/// It cannot listen, or has no memory.
+/// The node cannot listen, or has no memory.
 pub fn embed(name: &str, listen: Address, security: Security) -> Result<Embedded, EmbedError> {
     let embedded = Embedded::start(&Embedding { name: name.to_owned(), listen, security })?;
     embedded.node().set_outage(OWNER_OUTAGE);
     Ok(embedded)
 }
 
-/// The link to a node, by its number here.
+/// The link to a node, by the node's number at `embedded`.
 pub fn find_node(embedded: &Embedded, node: u32) -> Option<Arc<Peer>> {
     let mut peers = embedded.node().peers().into_iter();
     peers.find(|peer| peer.id.0 == node && !peer.is_part() && peer.loss().is_none())
 }
 
-/// A port's way to its owner.
+/// A port's connection to an owner at another machine.
 pub struct FarOwner {
     station: Station,
     owner: Target,
@@ -108,9 +108,9 @@ pub struct FarOwner {
     checked: Instant,
     buffer: FrameBuffer,
     came: Vec<u64>,
-    /// What the owner has said and was not heeded yet.
+    /// Answers of the owner that wait to be handled.
     answers: VecDeque<Answer>,
-    /// After all that uses it.
+    /// The node. It is the last field, so that everything that uses it is dropped before.
     embedded: Embedded,
 }
 
@@ -118,7 +118,7 @@ impl FarOwner {
     /// Connects to the owner at an address and attaches a port.
     ///
     /// # Errors
-    /// It is not reached, or refuses the port.
+    /// The owner cannot be reached, or refuses the port.
     pub fn attach(
         address: &Address,
         security: &Security,
@@ -130,14 +130,14 @@ impl FarOwner {
         let session = u64::from_le_bytes(word);
         let path = std::env::temp_dir().join(format!("tombolo-port-{}-{session:x}", std::process::id()));
         let embedded = embed(&port.name, Address::Shm(path.clone()), security.clone())?;
-        // Nobody connects there.
+        // No process is to connect there.
         let _ = std::fs::remove_file(&path);
         let node = embedded.join(address, security, JOIN_TIMEOUT)?;
         let domain = embedded.open_undriven(None)?;
         let owner = Target { node, domain: OWNER_DOMAIN };
         let memories = memories(&domain, owner)?;
         let mut far = Self {
-            // It has one other side.
+            // The station has one other side, so parties do not matter.
             station: Station::open(domain, false, Box::new(Party::Node))?,
             owner,
             key: 0,
@@ -186,14 +186,14 @@ impl FarOwner {
         nanoseconds(self.begin.elapsed())
     }
 
-    /// Waits for some news; others are forgotten. `None`: the time is over.
+    /// Waits for the news that `is_it` accepts. News before that are dropped. `None`: the time is over.
     fn wait<T>(
         &mut self,
         until: Instant,
         mut is_it: impl FnMut(News) -> Option<T>,
     ) -> Result<Option<T>, FarError> {
         loop {
-            // Frames before the answer are lost, as on a wire that is plugged in.
+            // Frames that come before the answer are lost, as on a wire that is just being plugged in.
             let _ = self.turn();
             while self.station.take(self.key, &mut self.buffer) != Err(Errno::AGAIN) {}
             let mut news = self.station.take_news().into_iter();
@@ -219,7 +219,7 @@ impl FarOwner {
         self.station.turn(now_ns, &mut self.came)
     }
 
-    /// Whether the owner's node is still there.
+    /// Checks, once in [`NODE_CHECK_INTERVAL`], that the owner's node is still there.
     fn check(&mut self) -> Result<(), FarError> {
         if self.checked.elapsed() >= NODE_CHECK_INTERVAL {
             self.checked = Instant::now();
@@ -230,7 +230,7 @@ impl FarOwner {
         Ok(())
     }
 
-    /// Sleeps until there may be something to do.
+    /// Sleeps until there may be something to do, for at most `most`.
     fn sleep(&mut self, others: &[BorrowedFd<'_>], most: Duration) -> io::Result<()> {
         self.station.arm();
         if self.turn() || !self.came.is_empty() {
@@ -253,7 +253,7 @@ impl FarOwner {
         Ok(())
     }
 
-    /// Moves frames between a device and the owner for so long, or until the owner says something.
+    /// Moves frames between a device and the owner for `time`, or until the owner sends an answer, which is returned.
     ///
     /// # Errors
     /// The owner has gone.
@@ -268,7 +268,7 @@ impl FarOwner {
             let mut is_busy = self.turn();
             // From the device to the owner.
             let mut is_full = self.station.is_full(self.key);
-            // Tried in each round, also while frames keep coming.
+            // The device is read in each round, also while frames keep coming from the owner.
             for end in ends {
                 for _ in 0..FRAMES_AT_ONCE {
                     if is_full || self.buffer.read(end).is_err() {
@@ -283,12 +283,12 @@ impl FarOwner {
                     is_full = self.station.is_full(self.key);
                 }
             }
-            // And back.
+            // From the owner to the device.
             for _ in 0..4 * FRAMES_AT_ONCE {
                 match self.station.take(self.key, &mut self.buffer) {
                     Ok(()) => {
                         is_busy = true;
-                        // What the device does not take is lost, as on a wire.
+                        // A frame that the device does not take is lost, as on a wire.
                         if let Some(end) = ends.first() {
                             let _ = self.buffer.write(end, Tag::Keep);
                         }
@@ -322,17 +322,19 @@ impl FarOwner {
     }
 }
 
-/// How often a thread that waits for the owner checks whether it is to end: a user does not notice a tenth of a second.
+/// How often a thread that waits for the owner's answer checks whether it is to give up. A user does not notice a tenth of a
+/// second.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long the end of a port may take to be sent. A bound, not a measurement: an owner that does not hear of it sees the link end.
+/// How long sending the letter that ends a port may take. This is a bound, not a measurement: an owner that does not get the
+/// letter sees the link end.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(200);
-/// How often that is checked.
+/// How often it is checked whether that letter was sent.
 const GOODBYE_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Drop for FarOwner {
     fn drop(&mut self) {
         self.station.remove(self.key);
-        // The owner hears of the end by a letter, if there is still somebody.
+        // A letter tells the owner that the port has ended, if the owner is still there.
         let until = Instant::now() + GOODBYE_TIMEOUT;
         while self.station.is_waiting_for_end() && Instant::now() < until {
             self.turn();

@@ -1,4 +1,4 @@
-//! Frames in buffers, with their offload headers before them, and with tags put in or taken out on their way.
+//! Buffers for frames with their offload headers. Tags are put in or taken out as frames are read and written.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,13 +8,13 @@ use tombolo_core::nic::offload::{OFFLOAD_BYTES, OffloadHeader, shifted};
 use tombolo_core::nic::{Cut, TAG_BYTES, Tag, settle};
 use tombolo_host::net::{is_packet_socket, is_tap, receive_frame, send_frame, take_overflows};
 
-/// Bytes of the addresses, behind which a tag stands.
+/// Bytes of a frame's two addresses, after which a tag stands.
 const ADDRESSES_BYTES: usize = 12;
 /// The longest frame or segment, with its Ethernet header and two tags.
 pub const FRAME_BYTES_MAX: usize = 65_536 + 14 + 2 * TAG_BYTES;
 
-/// What frames are read from and written to. Nothing of it waits, also if another process has passed it, which may have
-/// switched off that reads and writes do not: so that is asked for each time.
+/// A descriptor that frames are read from and written to. Reads and writes never wait. Since another process may have passed
+/// the descriptor, and can switch `O_NONBLOCK` off, each call asks the kernel not to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End<D> {
     /// A queue of a TAP device.
@@ -24,7 +24,7 @@ pub enum End<D> {
 }
 
 impl<D: AsFd> End<D> {
-    /// What a descriptor is; `None`: nothing that frames come from.
+    /// Finds the kind of a descriptor. `None`: it is neither a queue of a TAP device nor a packet socket.
     pub fn of(descriptor: D) -> Option<Self> {
         if is_tap(descriptor.as_fd()) {
             Some(Self::Queue(descriptor))
@@ -40,19 +40,19 @@ impl<D: AsFd> End<D> {
     /// Writes a frame with its offload header, in parts.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel's error.
     pub fn write(&self, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
         match self {
             Self::Queue(queue) => {
-                // A TAP has no positions: the one that is given is "here".
+                // A TAP has no positions: this one means the current position.
                 rustix::io::pwritev2(queue, parts, u64::MAX, ReadWriteFlags::NOWAIT).map(drop)
             }
             Self::Socket(socket) => send_frame(socket.as_fd(), parts),
         }
     }
 
-    /// Frames that came and were dropped before they were read, since the last call: there was no room for them. A TAP
-    /// device counts its own.
+    /// Number of frames that the kernel has dropped since the last call, since there was no room for them. It is 0 for a TAP
+    /// device, which counts such frames itself.
     pub fn take_overflows(&self) -> u64 {
         match self {
             Self::Queue(_) => 0,
@@ -82,7 +82,7 @@ impl Default for FrameBuffer {
 }
 
 impl FrameBuffer {
-    /// An empty one.
+    /// An empty buffer.
     pub fn new() -> Self {
         let bytes = vec![0; OFFLOAD_BYTES + FRAME_BYTES_MAX + TAG_BYTES];
         Self { bytes: bytes.into_boxed_slice(), length: 0 }
@@ -104,7 +104,7 @@ impl FrameBuffer {
     fn insert(&mut self, kind: u16, contents: u16) {
         let at = OFFLOAD_BYTES + ADDRESSES_BYTES;
         if self.length < at || self.length + TAG_BYTES > self.bytes.len() {
-            // Without its tag it would be one of another virtual network.
+            // Without its tag, the frame would be one of another virtual network.
             self.length = 0;
             return;
         }
@@ -116,16 +116,16 @@ impl FrameBuffer {
         self.length += TAG_BYTES;
     }
 
-    /// Reads the next frame. After an error there is an empty one.
+    /// Reads the next frame. After an error, the frame is empty.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`]: there is none. [`Errno::INVAL`]: one that the kernel cannot describe is gone.
+    /// [`Errno::AGAIN`]: there is no frame now. [`Errno::INVAL`]: the kernel has dropped a frame that it cannot describe.
     pub fn read<D: AsFd>(&mut self, from: &End<D>) -> Result<(), Errno> {
         self.length = 0;
         match from {
             End::Queue(queue) => {
                 let mut parts = [IoSliceMut::new(&mut self.bytes)];
-                // A TAP has no positions: the one that is given is "here".
+                // A TAP has no positions: this one means the current position.
                 let length = rustix::io::preadv2(queue, &mut parts, u64::MAX, ReadWriteFlags::NOWAIT)?;
                 if length == 0 {
                     return Err(Errno::IO);
@@ -143,11 +143,11 @@ impl FrameBuffer {
         Ok(())
     }
 
-    /// Takes a frame of `length` bytes, its offload header included, that lies in memory: `copy` copies it from there
-    /// into the buffer that it is given.
+    /// Takes a frame of `length` bytes, its offload header included, that lies in memory. `copy` copies it into the slice that
+    /// it is given.
     ///
     /// # Errors
-    /// [`Errno::INVAL`]: it is none.
+    /// [`Errno::INVAL`]: the frame is too long. Other errors: those of `copy`.
     pub fn take<E: Into<Errno>>(
         &mut self,
         length: usize,
@@ -159,14 +159,14 @@ impl FrameBuffer {
         Ok(())
     }
 
-    /// Does what the offload header asks for, as [`settle`] says. `Some`: the frame is a segment that is to be cut. A header that does not fit
-    /// stays: the exchange refuses the frame.
+    /// Carries out what the offload header asks for, as [`settle`] says. `Some`: the frame is a segment that is to be cut. A header
+    /// that does not fit stays as it is, and the exchange refuses the frame.
     pub fn settle(&mut self, wire_bytes_max: u64) -> Option<Cut> {
         let (header, frame) = self.bytes[..self.length].split_first_chunk_mut::<OFFLOAD_BYTES>()?;
         settle(header, frame, wire_bytes_max).ok().flatten()
     }
 
-    /// Takes a piece of a segment. `false`: there is no such piece.
+    /// Fills the buffer with a piece of a segment. Returns false if there is no such piece.
     fn take_piece(&mut self, segment: &Self, cut: &Cut, number: usize) -> bool {
         self.length = 0;
         self.bytes[..OFFLOAD_BYTES].fill(0);
@@ -178,15 +178,15 @@ impl FrameBuffer {
     /// Writes the frame as it is, or with another tag.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel's error.
     pub fn write<D: AsFd>(&self, to: &End<D>, tag: Tag) -> Result<(), Errno> {
         self.with_parts(tag, |parts| to.write(parts))
     }
 
-    /// Hands out the frame as it is, or with another tag, with its offload header, in parts.
+    /// Calls `use_parts` with the parts of the offload header and the frame, as it is or with another tag.
     ///
     /// # Errors
-    /// [`Errno::INVAL`]: it is too short for that.
+    /// [`Errno::INVAL`]: the frame is too short. Other errors: those of `use_parts`.
     pub fn with_parts<T>(
         &self,
         tag: Tag,
@@ -221,35 +221,35 @@ impl FrameBuffer {
     }
 }
 
-/// A segment that is cut here.
+/// A segment that this process cuts into frames.
 #[derive(Debug)]
 pub struct Segment {
     buffer: FrameBuffer,
     cut: Cut,
     next: usize,
-    /// The queue that it came from.
+    /// The queue that the segment came from.
     pub queue: usize,
 }
 
 impl Segment {
-    /// What is in a buffer, for which the other one is put in its place.
+    /// Takes the segment in `buffer`, and puts `other` in the buffer's place.
     pub fn new(buffer: &mut FrameBuffer, other: FrameBuffer, cut: Cut, queue: usize) -> Self {
         Self { buffer: std::mem::replace(buffer, other), cut, next: 0, queue }
     }
 
-    /// The buffer that it was in, for the next one.
+    /// The segment's buffer, for the next segment.
     pub fn into_buffer(self) -> FrameBuffer {
         self.buffer
     }
 
-    /// Puts the next piece into a buffer. `false`: there is none.
+    /// Puts the next piece into a buffer. Returns false if there is no further piece.
     pub fn next(&mut self, into: &mut FrameBuffer) -> bool {
         self.next += 1;
         into.take_piece(&self.buffer, &self.cut, self.next - 1)
     }
 }
 
-/// Errors of a queue after which it is of no use: its device is gone.
+/// Whether an error of a queue means that its device is gone.
 pub fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::BADFD | Errno::NODEV | Errno::BADF)
 }

@@ -1,11 +1,11 @@
-//! For tests and fuzzers alone: what reads bytes of others.
+//! For tests and fuzzers alone: calls the code that parses bytes from other processes and nodes.
 
 use crate::allowance::{Allowances, Whom};
 use crate::control::config_of;
 use crate::letters::Letter;
 use crate::protocol::{Answer, Ask, Port, Request, Vlans};
 
-/// A letter of another node: what was understood is said in the same way again.
+/// Parses a letter of another node. If that succeeds, the letter's own bytes must parse to the same letter.
 #[allow(clippy::missing_panics_doc, reason = "that is what it is for")]
 pub fn letter(bytes: &[u8]) {
     if let Some(letter) = Letter::from_bytes(bytes) {
@@ -13,7 +13,7 @@ pub fn letter(bytes: &[u8]) {
     }
 }
 
-/// A message to an owner, or from one.
+/// Parses a message to an owner, and a message from an owner.
 pub fn request(bytes: &[u8]) {
     if let Ok(Request { ask: Ask::Attach(port), .. }) = serde_json::from_slice(bytes) {
         drop(config_of(&port));
@@ -21,7 +21,7 @@ pub fn request(bytes: &[u8]) {
     drop(serde_json::from_slice::<Answer>(bytes));
 }
 
-/// A file of ports, and who attaches one by it.
+/// Parses a file of ports and applies it to a port, for the owner's user and for another user.
 pub fn ports_file(bytes: &[u8]) {
     let Ok(all) = Allowances::parse(&String::from_utf8_lossy(bytes)) else { return };
     for whom in [None, Some(Whom::User(1000))] {
@@ -39,7 +39,7 @@ pub fn ports_file(bytes: &[u8]) {
             is_promiscuous: false,
             groups: None,
         };
-        // What a file gives, a port can have.
+        // A port as the file allows it is converted as an owner does.
         if let Ok(port) = all.apply(port, whom) {
             drop(config_of(&port));
         }

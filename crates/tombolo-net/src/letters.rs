@@ -1,57 +1,58 @@
-//! What nodes tell each other of frames: letters, each a message to a mailbox of the other's domain.
+//! Letters: what the nodes of an owner and of a port send each other about frames. Each is a message to a mailbox of the
+//! other's domain.
 
 use serde::{Deserialize, Serialize};
 use tombolo_core::nic::pipe::is_ring;
 
-/// The most bytes of records that travel within a letter: what a message holds, less the rest of the letter.
+/// Most bytes of records within a letter: the length of a message less the rest of the letter.
 pub const INLINE_BYTES_MAX: usize = 928;
 
-/// Where the other side writes.
+/// A ring of the node that sends a letter, to which the other side writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ring {
-    /// In the domain of who says so.
+    /// Its address in the sender's domain.
     pub address: u64,
-    /// A power of two.
+    /// Its length, a power of two.
     pub bytes: u32,
 }
 
 impl Ring {
-    /// Whether transfers can go there.
+    /// Whether the ring has a valid length and lies within the address space.
     pub fn is_possible(&self) -> bool {
         is_ring(self.bytes) && self.address.checked_add(u64::from(self.bytes)).is_some()
     }
 }
 
-/// Between an owner and a port of another node. The session is a random number of the port's, for each time that it
-/// connects: letters of an earlier time mean nothing.
+/// A letter between an owner and a port of another node. A port chooses a random number for each of its connections, the
+/// session. Letters of an earlier session are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Letter<'a> {
     /// A port wants to be connected.
     Hello {
         /// [`tombolo_core::nic::session::VERSION`].
         version: u16,
-        /// Of the port.
+        /// The port's session.
         session: u64,
-        /// For frames to the port.
+        /// The port's ring, for frames to the port.
         ring: Ring,
     },
-    /// It is.
+    /// The owner has connected the port.
     Welcome {
-        /// Of the port.
+        /// The port's session.
         session: u64,
-        /// For frames from the port.
+        /// The owner's ring, for frames from the port.
         ring: Ring,
     },
-    /// It is not.
+    /// The owner does not connect the port.
     Refused {
-        /// Of the port.
+        /// The port's session.
         session: u64,
         /// Why.
         reason: &'a str,
     },
-    /// Some records are in the ring of who gets this.
+    /// A batch of records is in the receiver's ring, or in this letter.
     Batch {
-        /// Of the port.
+        /// The port's session.
         session: u64,
         /// [`tombolo_core::nic::pipe::Batch::from`].
         from: u64,
@@ -59,32 +60,32 @@ pub enum Letter<'a> {
         start: u64,
         /// [`tombolo_core::nic::pipe::Batch::length`].
         length: u32,
-        /// What was consumed of the other direction.
+        /// The place up to which the sender has consumed the other direction.
         credit: u64,
         /// The records themselves, if they are not in the ring.
         inline: Option<&'a [u8]>,
     },
-    /// The receiver of a ring has consumed what is before `head`: the sender may write over it.
+    /// The sender of this letter has consumed everything before `head` in its ring: the other side may write over it.
     Credit {
-        /// Of the port.
+        /// The port's session.
         session: u64,
-        /// Up to here.
+        /// The place up to which the ring was consumed.
         head: u64,
     },
-    /// The port has ended, or its owner.
+    /// The port or the owner has ended the session.
     Bye {
-        /// Of the port.
+        /// The port's session.
         session: u64,
     },
 }
 
 impl<'a> Letter<'a> {
-    /// As a message.
+    /// The letter as a message.
     pub fn to_bytes(self) -> Vec<u8> {
         postcard::to_stdvec(&self).unwrap_or_default()
     }
 
-    /// From a message.
+    /// The letter of a message. `None`: the message is not a letter.
     pub fn from_bytes(bytes: &'a [u8]) -> Option<Self> {
         postcard::from_bytes(bytes).ok()
     }

@@ -1,12 +1,12 @@
-//! A virtual machine's network card, by a stream of frames, each after its length (QEMU's `-netdev stream`).
+//! Connects a virtual machine's network card by a stream of frames, each after its length (QEMU's `-netdev stream`).
 //!
 //! ```text
 //!   QEMU ═ stream ═ pump (a thread) ─ queue of a TAP device ─┐ in a namespace without addresses
 //!                                                            └─ packet socket ─ the uplink's owner
 //! ```
 //!
-//! The stream carries no offload headers, but the owner sends segments, and frames without checksums, to whatever takes
-//! them. Here the kernel cuts the segments and adds the checksums, between the interface and the queue of the TAP device.
+//! The stream carries no offload headers, but the owner sends segments and frames without checksums to the packet socket. The
+//! kernel cuts the segments and adds the checksums between the interface and the queue of the TAP device.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,7 +29,7 @@ const LENGTH_BYTES: usize = 4;
 /// Bytes that are read, or written, at once.
 const BUFFER_BYTES: usize = 4 * (FRAME_BYTES_MAX + LENGTH_BYTES);
 
-/// A place for one virtual machine at a time.
+/// A socket to which one virtual machine at a time connects, and the device behind it.
 #[derive(Debug)]
 pub struct Machine {
     socket: PacketSocket,
@@ -38,13 +38,13 @@ pub struct Machine {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Who is connected.
+/// The virtual machine that is connected.
 struct Guest {
     stream: OwnedFd,
-    /// What came, and how much of it is left of the last frame, which is not whole.
+    /// Received bytes. The first `filled` bytes are those of the last frame, which is not whole yet.
     incoming: Vec<u8>,
     filled: usize,
-    /// What is to be sent: how much of it is frames, and how much of them was sent.
+    /// Bytes to be sent. The first `queued` bytes are frames with their lengths, of which the first `sent` bytes were sent.
     outgoing: Vec<u8>,
     queued: usize,
     sent: usize,
@@ -63,7 +63,7 @@ impl Machine {
     /// Listens at a path for a virtual machine.
     ///
     /// # Errors
-    /// Another process listens there, or this one may make no namespace and no TAP device.
+    /// Another process listens there, or this process may not make a namespace and a TAP device.
     pub fn listen(path: &Path, mtu: u32) -> io::Result<Self> {
         let listener = StreamListener::bind(path).map_err(io::Error::other)?;
         let (tap, socket) = in_new_namespace(|| {
@@ -83,7 +83,7 @@ impl Machine {
         Ok(Self { socket, ending, is_over, thread: Some(thread) })
     }
 
-    /// What the owner reads and writes.
+    /// The packet socket that the owner reads and writes.
     pub fn end(&self) -> End<BorrowedFd<'_>> {
         End::Socket(self.socket.as_fd())
     }
@@ -97,7 +97,7 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        // Full means that it is awake.
+        // A full counter means that the thread is awake.
         let _ = rustix::io::write(&self.ending, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -129,7 +129,7 @@ impl Pump {
         }
     }
 
-    /// Nobody is behind the device while no machine is connected.
+    /// Sets the device's carrier, which is on only while a virtual machine is connected.
     fn plug(&self, is_there: bool) {
         if let Err(error) = set_carrier(self.tap.as_fd(), is_there) {
             tracing::warn!(%error, "the carrier is as it was");
@@ -139,7 +139,7 @@ impl Pump {
     fn await_guest(&mut self) {
         let mut waits =
             [PollFd::new(&*self.ending, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
-        // Interrupted: it is asked again.
+        // If a signal interrupts this, the caller calls again.
         let _ = poll(&mut waits, None);
         match self.listener.accept() {
             Ok(Some(stream)) => {
@@ -163,9 +163,11 @@ impl Pump {
     }
 }
 
-/// Waits until there are bytes from the guest, frames for it, or room for what it is sent.
+/// Waits until there are bytes from the guest, frames for it, or room in the stream for what it is sent. Returns whether there
+/// are bytes from the guest, and whether there are frames for it.
 fn wait(ending: &OwnedFd, tap: &OwnedFd, guest: &Guest) -> io::Result<(bool, bool)> {
-    // What it does not take at once waits in the queue of the device, which drops what it has no room for.
+    // While the guest has not taken all bytes, further frames wait in the queue of the device, which drops what it has no room
+    // for.
     let is_full = guest.queued > 0;
     let for_stream = if is_full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     let for_tap = if is_full { PollFlags::empty() } else { PollFlags::IN };
@@ -199,7 +201,7 @@ impl Guest {
                 return Err(io::Error::other(format!("it has sent a frame of {length} bytes")));
             }
             let Some((frame, after)) = after.split_at_checked(length) else { break };
-            // What the device does not take is lost, as on a wire.
+            // A frame that the device does not take is lost, as on a wire.
             let parts = [&[0; OFFLOAD_BYTES], frame].map(IoSlice::new);
             let _ = rustix::io::pwritev2(tap, &parts, u64::MAX, ReadWriteFlags::NOWAIT);
             rest = after;
@@ -210,7 +212,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Reads frames for the guest, as many as there are and have room.
+    /// Reads frames for the guest from the device, until there are no more or there is no more room.
     fn fetch(&mut self, tap: &OwnedFd) {
         while let Some(place) = self.outgoing.get_mut(self.queued..)
             && place.len() >= LENGTH_BYTES + FRAME_BYTES_MAX
@@ -219,7 +221,7 @@ impl Guest {
             let mut header = [0; OFFLOAD_BYTES];
             let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(frame)];
             let read = rustix::io::preadv2(tap, &mut parts, u64::MAX, ReadWriteFlags::NOWAIT);
-            // None now; or it is down, and the kernel says when there is something again.
+            // There is no frame now, or the device is down. In both cases the kernel tells when there are frames again.
             let length = read.unwrap_or(0).saturating_sub(OFFLOAD_BYTES);
             let Some(word) = u32::try_from(length).ok().filter(|word| *word > 0) else { return };
             before.copy_from_slice(&word.to_be_bytes());
@@ -227,7 +229,7 @@ impl Guest {
         }
     }
 
-    /// Sends what there is to send.
+    /// Sends queued bytes until all are sent or the stream is full.
     fn send(&mut self) -> io::Result<()> {
         while let Some(rest) = self.outgoing.get(self.sent..self.queued).filter(|rest| !rest.is_empty()) {
             let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-/// The most transfers to one node under way at once: one that does not answer leaves channels to the others, of which a
-/// domain has 32 for writing.
+/// Most transfers to one node under way at once. A domain has 32 channels for writing, and a node that does not answer must
+/// leave some of them for other nodes.
 const POSTED_MAX: usize = 8;
 /// As [`POSTED_MAX`], to all nodes of one [`Party`]: half of the channels.
 const POSTED_OF_PARTY_MAX: usize = 16;
-/// When so many transfers are under way to all nodes together, each party may have one only: channels are left for nodes
-/// that answer.
+/// From this number of transfers under way to all nodes together, each party may have only one, so that channels are left for
+/// nodes that answer.
 const CROWDED: usize = 24;
 
-/// Whose nodes share what a station has for others: all that have proved one key, or a node without a key.
+/// Nodes that share one part of a station's channels: all nodes that have proved one key, or a single node without a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Party {
     /// The nodes with this key.
@@ -20,10 +20,10 @@ pub enum Party {
     Node(u32),
 }
 
-/// Says which party a node is of.
+/// Returns the party of a node.
 pub type PartyOf = Box<dyn Fn(u32) -> Party + Send>;
 
-/// Transfers under way, by whom they are for.
+/// Number of transfers under way, by node and by party.
 #[derive(Debug, Default)]
 pub(crate) struct Posted {
     nodes: BTreeMap<u32, usize>,
@@ -38,7 +38,7 @@ impl Posted {
         self.total += count;
     }
 
-    /// How many more a node may have now.
+    /// How many more transfers to a node may begin now.
     pub(crate) fn room(&self, node: u32, party: Party) -> usize {
         let of_node = self.nodes.get(&node).copied().unwrap_or(0);
         let of_party = self.parties.get(&party).copied().unwrap_or(0);
@@ -52,7 +52,7 @@ impl Posted {
 mod tests {
     use super::*;
 
-    /// However many nodes one key has, others find channels.
+    /// However many nodes one key has, channels are left for the nodes of other keys.
     #[test]
     fn the_nodes_of_a_key_leave_channels_to_others() {
         let mut posted = Posted::default();
@@ -65,7 +65,7 @@ mod tests {
         let of_greedy: Vec<usize> = (0..64).map(|node| post_all(&mut posted, node, greedy)).collect();
         assert_eq!((of_greedy[0], of_greedy.iter().sum::<usize>()), (8, 16));
         assert_eq!(post_all(&mut posted, 100, Party::Key([2; 32])), 8);
-        // Crowded: each of the others has one.
+        // The station is crowded: each further party gets one channel.
         let others: usize =
             (3..11).map(|key| post_all(&mut posted, 100 + u32::from(key), Party::Key([key; 32]))).sum();
         assert_eq!((others, posted.total), (8, 32));

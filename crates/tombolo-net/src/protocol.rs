@@ -1,4 +1,4 @@
-//! What is said between an owner and those who attach ports or ask: JSON, a message each.
+//! The messages between an owner and the processes that attach ports or make requests. Each message is a JSON text.
 //!
 //! A connection that has attached a port lives as long as the port does.
 
@@ -8,26 +8,25 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 pub use tombolo_control::MESSAGE_BYTES_MAX;
 
-/// How many ports are listed at once: their message is no longer than [`MESSAGE_BYTES_MAX`], unless they have very many
-/// addresses.
+/// Most ports in one answer. The answer is no longer than [`MESSAGE_BYTES_MAX`], unless the ports have very many addresses.
 pub const PORTS_AT_ONCE: usize = 8;
-/// What the uplink is called where ports are named.
+/// The uplink's name in places where ports are named.
 pub const UPLINK: &str = "uplink";
-/// Of this file. An owner refuses what it does not know.
+/// Version of these messages. An owner refuses versions that it does not know.
 pub const VERSION: u16 = 1;
 
-/// To an owner.
+/// A request to an owner.
 pub type Request = tombolo_control::Request<Ask>;
 
 /// What is asked of an owner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ask {
-    /// Take this port; the queues of its TAP device, or the packet socket of its interface, come with the message.
+    /// Attach this port. The queues of its TAP device, or the packet socket of its interface, come with the message.
     Attach(Port),
-    /// Show the ports whose names come after this one, up to [`PORTS_AT_ONCE`], as they are at one moment.
+    /// Show up to [`PORTS_AT_ONCE`] ports whose names come after a name, all at the same moment.
     List {
-        /// The last one of the answer before.
+        /// The last name in the previous answer. `None`: begin with the first port.
         after: Option<String>,
     },
     /// Show one port.
@@ -41,56 +40,56 @@ pub enum Ask {
         /// What changes.
         changes: Changes,
     },
-    /// Change what all share.
+    /// Change what all ports share.
     SetUplink {
-        /// Bits a second, on the wire; 0: as much as it takes.
+        /// Bits a second on the wire. 0: no limit.
         rate_bits: Option<u64>,
     },
 }
 
-/// Virtual networks of a port.
+/// The virtual networks of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Vlans {
-    /// The untagged one.
+    /// The untagged network.
     #[default]
     Untagged,
-    /// This one; the port sees no tags.
+    /// This virtual network. The port sees no tags.
     Access(u16),
-    /// These, with tags; 0: the untagged one.
+    /// These virtual networks, with their tags. 0: the untagged network.
     Trunk(BTreeSet<u16>),
 }
 
-/// A port, as who attaches it wants it.
+/// A port, as the process that attaches it wants it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Port {
-    /// What commands call it.
+    /// Its name in commands.
     pub name: String,
     /// Its TAP device or interface, or the path of a virtual machine's socket.
     pub tap: String,
     /// Where the device is, for people.
     pub namespace: Option<String>,
-    /// The device's hardware address; nothing: the owner gives it one.
+    /// The device's hardware address. Empty: the owner gives it one.
     pub mac: String,
-    /// The most bytes behind an Ethernet header.
+    /// Most bytes after an Ethernet header.
     pub mtu: u32,
-    /// Its part, beside the weights of the others.
+    /// Its share of the uplink, relative to the weights of other ports.
     pub weight: u32,
-    /// Bits a second that it sends at most; 0: no limit.
+    /// Most bits a second that it sends. 0: no limit.
     pub rate_bits: u64,
-    /// Bits a second of the uplink that it gets before others get any.
+    /// Bits a second of the uplink that it gets before other ports get any.
     pub guaranteed_bits: u64,
     /// Its virtual networks.
     pub vlans: Vlans,
-    /// Its network addresses, if it may have no others.
+    /// If set, its only network addresses.
     pub addresses: Option<BTreeSet<IpAddr>>,
-    /// Whether it gets frames for others.
+    /// Whether it also gets frames for other ports.
     pub is_promiscuous: bool,
-    /// Groups whose multicasts it gets; `None`: all.
+    /// The multicast groups whose frames it gets. `None`: all groups.
     pub groups: Option<BTreeSet<String>>,
 }
 
-/// Changes of a port; what is `None` stays.
+/// Changes of a port. Fields that are `None` stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Changes {
@@ -102,18 +101,18 @@ pub struct Changes {
     pub guaranteed_bits: Option<u64>,
     /// As in [`Port`].
     pub vlans: Option<Vlans>,
-    /// As in [`Port`]; `Some(None)`: any.
+    /// As in [`Port`]. `Some(None)`: any addresses.
     #[serde(with = "option_of_option", skip_serializing_if = "Option::is_none")]
     pub addresses: Option<Option<BTreeSet<IpAddr>>>,
     /// As in [`Port`].
     pub is_promiscuous: Option<bool>,
-    /// As in [`Port`]; `Some(None)`: all.
+    /// As in [`Port`]. `Some(None)`: all groups.
     #[serde(with = "option_of_option", skip_serializing_if = "Option::is_none")]
     pub groups: Option<Option<BTreeSet<String>>>,
 }
 
 impl Changes {
-    /// Makes them.
+    /// Applies the changes to a port.
     pub fn apply(self, port: &mut Port) {
         let Self { weight, rate_bits, guaranteed_bits, vlans, addresses, is_promiscuous, groups } = self;
         port.weight = weight.unwrap_or(port.weight);
@@ -132,7 +131,7 @@ impl Changes {
     }
 }
 
-/// `Some(None)` as `{"to": null}`: JSON has one null only.
+/// Serializes `Some(None)` as `{"to": null}`, since JSON has only one null.
 mod option_of_option {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -155,35 +154,35 @@ mod option_of_option {
     }
 }
 
-/// From an owner.
+/// An answer from an owner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// The port is attached. More answers of this kind follow when it changes.
+    /// The port is attached. More answers of this kind follow when the uplink changes.
     Attached {
         /// Whether the uplink has a carrier.
         has_carrier: bool,
-        /// Bytes of the longest segment that it is to send, since the uplink is slow.
+        /// Bytes of the longest segment that the port is to send. They are fewer if the uplink is slow.
         segment_bytes_max: u32,
-        /// The most bytes behind an Ethernet header that the uplink takes.
+        /// Most bytes after an Ethernet header that the uplink takes.
         mtu: u32,
-        /// The hardware address that the port has been given; nothing: it stays as it is.
+        /// The hardware address that the owner has given to the port. Empty: it stays as it is.
         #[serde(default)]
         mac: String,
     },
-    /// This port was changed: it is to be attached so when there is another owner.
+    /// The port was changed. It is to be attached with these changes when there is another owner.
     Changed(Box<Changes>),
-    /// Some ports, by name; none: there are no more.
+    /// Some ports, in the order of their names. Empty: there are no more.
     Ports(Vec<PortStatus>),
     /// One port.
     Port(Box<PortStatus>),
     /// The uplink.
     Uplink(Box<UplinkStatus>),
-    /// It is done.
+    /// The request was carried out.
     Done,
-    /// It is not done, for this reason.
+    /// The request was not carried out, for this reason.
     Refused(String),
-    /// A port is not attached, since another one has its name, which may be about to go: what to say of that.
+    /// The port is not attached, since another port has its name. That port may be about to go. The text is the reason for people.
     NameTaken(String),
 }
 
@@ -196,40 +195,41 @@ pub struct Traffic {
     pub bytes: u64,
     /// Segments, or frames that were not part of one.
     pub segments: u64,
-    /// Frames by size: 64, 65-127, 128-255, 256-511, 512-1023, 1024-1518, longer.
+    /// Frames by size in bytes: 64, 65-127, 128-255, 256-511, 512-1023, 1024-1518, longer.
     pub by_size: [u64; 7],
-    /// Frames to all.
+    /// Broadcast frames.
     pub broadcasts: u64,
-    /// Frames to groups.
+    /// Multicast frames.
     pub multicasts: u64,
 }
 
-/// What is counted.
+/// Counters of a port, or of the uplink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// What it has sent.
+    /// Frames that it has sent.
     pub sent: Traffic,
-    /// What it has received.
+    /// Frames that it has received.
     pub received: Traffic,
-    /// What came from it and was dropped, by reason: of what a port has sent, and of what the uplink has received.
+    /// Frames that came from it (sent by the port, or received by the uplink) and were dropped, by reason.
     pub refused: BTreeMap<String, u64>,
     /// Frames for it that it could not take.
     pub undelivered: u64,
-    /// What came from it and was dropped before it was read, since there was no room for it. (A TAP device counts its own.)
+    /// Frames that came from it and were dropped before they were read, since there was no room for them. (A TAP device counts
+    /// such frames itself.)
     #[serde(default)]
     pub overflowed: u64,
 }
 
-/// What a device is driven by and how, in ethtool's words.
+/// How a port's device is driven, in ethtool's words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Driver {
     /// Whether the uplink has a carrier.
     pub link_detected: bool,
-    /// What holds frames on their way: of the kernel's device, or a pipe's.
+    /// The buffers that hold frames on their way: those of the kernel's device, or of a pipe.
     pub rings: String,
-    /// Of frames to the port.
+    /// Coalescing of frames to the port.
     pub coalescing: String,
-    /// What the kernel leaves to the owner, which reads the frames: checksums, cutting segments.
+    /// What the device's kernel leaves to the owner, which reads the frames: checksums, cutting segments.
     pub offloads: Vec<String>,
 }
 
@@ -240,46 +240,47 @@ pub struct Register {
     pub name: String,
     /// Its value.
     pub value: u32,
-    /// What it says.
+    /// The value in words.
     pub meaning: String,
 }
 
-/// A port as it is.
+/// A port and its present state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PortStatus {
-    /// What it is and may do.
+    /// Its properties.
     pub port: Port,
-    /// What drives it.
+    /// How its device is driven.
     pub driver: Driver,
     /// Queues of its device.
     pub queues: usize,
-    /// Whether a frame of it waits for the uplink.
+    /// Whether one of its frames waits for the uplink.
     pub is_waiting: bool,
-    /// Whether frames are written to it by a thread of their own, since they take long there.
+    /// Whether frames are written to it in a thread beside the one that moves frames, since it is another user's or writing to it
+    /// takes long.
     #[serde(default)]
     pub is_written_aside: bool,
     /// The process that has attached it.
     pub process: Option<u32>,
     /// The user of that process.
     pub user: Option<u32>,
-    /// The node of the port, if it is not this machine's.
+    /// The node of the port, if it is a port of another machine.
     pub node: Option<String>,
-    /// What was counted.
+    /// Its counters.
     pub counters: Counters,
 }
 
-/// The uplink as it is.
+/// The uplink and its present state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UplinkStatus {
     /// Its interface.
     pub interface: String,
-    /// How it is reached.
+    /// The kind of descriptor by which frames go to it.
     pub kind: String,
     /// Its MTU.
     pub mtu: u32,
     /// Whether it has a carrier.
     pub has_carrier: bool,
-    /// Bits a second that it is shaped to; 0: as much as it takes.
+    /// Bits a second that it is shaped to. 0: no limit.
     pub rate_bits: u64,
     /// What ports take turns by: `rr` (frames) or `drr` (bytes).
     pub scheduler: String,
@@ -287,6 +288,6 @@ pub struct UplinkStatus {
     pub mode: String,
     /// The nine configuration words that all share (MICRO Table 6.2).
     pub registers: Vec<Register>,
-    /// What was counted: sent is what went out there.
+    /// Its counters. `sent` counts the frames that went out by the uplink.
     pub counters: Counters,
 }

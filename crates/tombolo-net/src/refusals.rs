@@ -1,23 +1,23 @@
-//! Says in the log what is refused, once a second for each asker: askers come again as often as they like.
+//! Logs refusals of ports, at most once a second for each asker, since askers come again as often as they like.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tombolo_node::harmless_reason;
 
-/// How often the refusals of one asker are said.
+/// How often refusals of one asker are logged at most.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The most askers that are told apart. More share one entry.
+/// Most askers that are told apart. Further askers share one entry.
 const ASKERS_MAX: usize = 64;
-/// The most characters of a text of others.
+/// Most characters that are logged of a text that another process or node may have chosen.
 const TEXT_MAX: usize = 300;
 
-/// When the refusals of each asker were said last, and how many were not said since.
+/// For each asker, when a refusal was logged last, and how many refusals were left out since.
 #[derive(Debug, Default)]
 pub struct Refusals(BTreeMap<String, (Instant, u64)>);
 
 impl Refusals {
-    /// Says that a port is refused, unless that was said of this asker a moment ago.
+    /// Logs that a port is refused, unless a refusal of this asker was logged less than a second ago.
     pub fn say(&mut self, port: &str, by: &str, reason: &str) {
         if let Some(left_out) = self.is_due(Instant::now(), by) {
             let short = |text: &str| harmless_reason(text).chars().take(TEXT_MAX).collect::<String>();
@@ -26,7 +26,8 @@ impl Refusals {
         }
     }
 
-    /// `None`: it is not to be said now; else how many of this asker were not said since the last time.
+    /// Whether a refusal of this asker is to be logged now: `None` if not, else the number of refusals left out since the last
+    /// one that was logged.
     fn is_due(&mut self, now: Instant, by: &str) -> Option<u64> {
         if self.0.len() >= ASKERS_MAX && !self.0.contains_key(by) {
             self.0.retain(|_, (said, _)| now.duration_since(*said) < INTERVAL);

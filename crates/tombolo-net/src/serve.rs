@@ -29,12 +29,12 @@ use crate::station::{Kind, News, Station};
 use crate::uplink::{Uplink, UplinkName};
 use crate::worker::{Handle, Worker, nanoseconds};
 
-/// How an owner is to be.
+/// The settings of an owner.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Which interface.
+    /// The interface of the uplink.
     pub uplink: UplinkName,
-    /// Bits a second that it is shaped to; 0: as much as it takes.
+    /// Bits a second that the uplink is shaped to. 0: no limit.
     pub rate_bits: u64,
     /// What ports take turns by.
     pub turns: Turns,
@@ -42,15 +42,15 @@ pub struct Options {
     pub mode: Mode,
     /// The uplink's MTU, if it is to be changed.
     pub mtu: Option<u32>,
-    /// Where ports of other machines connect, and with which keys.
+    /// Where ports of other machines connect, and with which keys. `None`: nowhere.
     pub far: Option<(Address, Security)>,
-    /// When ports of other machines are told of frames.
+    /// When ports of other machines are notified of frames.
     pub coalescing: Coalescing,
-    /// The file that says what ports have, and who attaches them.
+    /// The file that says what ports have, and who may attach them.
     pub allowances: Option<PathBuf>,
 }
 
-/// Connections that are accepted before the others have their turn.
+/// Most connections that are accepted from one listener before other work has its turn.
 const ACCEPTED_AT_ONCE: usize = 16;
 /// The node inside this process, for ports of other machines.
 struct Far {
@@ -60,12 +60,12 @@ struct Far {
     sessions: Sessions,
     coalescing: Coalescing,
     security: Security,
-    /// A reading of the list of keys.
+    /// The reading of the list of keys that was asked for last.
     reading: Option<Ticket>,
-    /// It has been said that it does not end.
+    /// The reading takes too long, and a warning was logged.
     hangs: bool,
     domain: Domain,
-    /// After all that uses it.
+    /// The node. It is the last field, so that everything that uses it is dropped before.
     embedded: Embedded,
 }
 
@@ -80,14 +80,14 @@ pub struct Owner {
     index: u32,
     /// A copy of the uplink's descriptor.
     end: End<OwnedFd>,
-    /// The uplink is gone, and was not taken back for this reason; nothing: there is none of its name.
+    /// Set while the uplink is gone: the reason why it cannot be opened again. Empty: there is no interface of its name.
     why_away: Option<String>,
     sockets: HashMap<u64, (SeqpacketSocket, PeerIdentity)>,
-    /// Decides who of this machine is connected.
+    /// Decides which processes of this machine are connected.
     connections: Connections,
     begin: Instant,
     next_connection: u64,
-    /// After the thread that uses it.
+    /// Dropped after `control`, whose thread uses it.
     far: Option<Far>,
 }
 
@@ -103,15 +103,15 @@ impl Owner {
     /// Opens the uplink and listens at these paths, and at `own`, where only this process's user and root connect.
     ///
     /// # Errors
-    /// Another process listens there, or this one may not have the uplink.
+    /// Another process listens there, or this process may not open the uplink.
     pub fn open(options: &Options, paths: &[&Path], own: Option<SeqpacketListener>) -> io::Result<Self> {
-        // Each connection has one, and each port one for each of its queues.
+        // Each connection needs a descriptor, and each port needs one for each of its queues.
         process::raise_descriptor_limit();
         let listed = options.allowances.as_deref().map(Listed::open).transpose().map_err(io::Error::other)?;
         let mut listeners = Vec::with_capacity(paths.len() + 1);
         for path in paths.iter().copied() {
             let listener = SeqpacketListener::bind(path).map_err(io::Error::other)?;
-            // `accept` looks at the user of each connection.
+            // `let_in` checks the user of each connection.
             if options.allowances.is_some() && !listener.let_all_connect().map_err(io::Error::other)? {
                 tracing::warn!(
                     at = %path.display(),
@@ -157,7 +157,7 @@ impl Owner {
         }
         let end = uplink.copy()?;
         let worker = Handle::start(Exchange::new(options.mode, limits), uplink, station)?;
-        // With a key, ports have the addresses that they had at an earlier owner.
+        // With a key that stays the same, ports get the hardware addresses that an earlier owner has given them.
         let keys = match &options.far {
             Some((_, Security::Secure(identity))) => identity.keys.clone(),
             Some((_, Security::Insecure)) | None => KeyPair::generate().map_err(io::Error::other)?,
@@ -181,15 +181,16 @@ impl Owner {
         })
     }
 
-    /// Where ports of other machines connect, with the port that the system has chosen.
+    /// The address at which ports of other machines connect, with the UDP port that the system has chosen.
     pub fn far_address(&self) -> Option<&Address> {
         self.far.as_ref().map(|far| far.embedded.address())
     }
 
-    /// Serves until the caller says so. An uplink that is deleted is waited for: meanwhile ports reach each other.
+    /// Serves until `is_over` returns true. If the uplink is deleted, the owner waits for it to come back. Meanwhile, ports still
+    /// reach each other.
     ///
     /// # Errors
-    /// The kernel does not let it wait, or the thread that moves frames has ended.
+    /// Waiting fails, or the thread that moves frames has ended.
     pub fn serve(&mut self, is_over: impl Fn() -> bool) -> io::Result<()> {
         let timeout = Timespec { tv_sec: 0, tv_nsec: CHECK_INTERVAL.subsec_nanos().into() };
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
@@ -211,9 +212,9 @@ impl Owner {
             let listeners = &listeners[..self.listeners.len()];
             let ready_numbers: Vec<u64> =
                 numbers.iter().zip(sockets).filter(|(_, ready)| **ready).map(|(number, _)| *number).collect();
-            // First, since it makes `told` unreadable.
+            // This comes before the other queries, since it makes `told` unreadable.
             let news = self.control.worker().take_news();
-            // Before a port of the same number may come.
+            // This comes before another port can get the same number.
             for number in self.control.take_gone() {
                 self.hang_up(number);
             }
@@ -239,9 +240,10 @@ impl Owner {
         Ok(())
     }
 
-    /// Follows the uplink: its name, its carrier, that it goes and comes back.
+    /// Follows the uplink's name, carrier and MTU, and opens it again when it has gone and come back.
     fn look_at_uplink(&mut self) {
-        // It may have another name now, since just now. One of its name that has come since is another one.
+        // The interface may have got another name at any moment, so there are two tries. An interface that has its old name is a
+        // different one.
         let state = (0..2).find_map(|_| {
             let is_named = self.interface.index().ok() == Some(self.index);
             (is_named || self.interface.rename(self.index).is_ok())
@@ -278,7 +280,7 @@ impl Owner {
         }
     }
 
-    /// Opens the uplink as at the beginning. `false`: there is none of its name.
+    /// Opens the uplink as at the start. Returns false if there is no interface of its name.
     fn take_uplink_back(&mut self) -> io::Result<bool> {
         if let UplinkName::Interface(name) = &self.uplink
             && tombolo_host::net::Interface::open(name).is_err()
@@ -314,7 +316,7 @@ impl Owner {
     }
 
     fn let_in(&mut self, socket: SeqpacketSocket) {
-        // Who it is cannot be told: it is nobody's business then.
+        // A peer that the kernel cannot identify gets no answer.
         let Ok(peer) = socket.peer() else { return };
         let (user, rank, is_overdue) = (peer.user_id, self.control.rank(peer), socket.is_overdue());
         let (now_ns, number) = (self.now_ns(), self.next_connection);
@@ -322,7 +324,7 @@ impl Owner {
         let refused = entered.err().map(|refused| refused.to_string());
         if let Some(reason) = refused.or_else(|| socket.let_in().err().map(|error| error.to_string())) {
             self.connections.left(number);
-            // Anybody can do that as often as they like.
+            // Any process can cause this as often as it likes, so it is not a warning.
             tracing::debug!(user, reason, "a connection is refused");
             send(&socket, &Answer::Refused(reason));
             return;
@@ -370,7 +372,7 @@ impl Owner {
         }
     }
 
-    /// Heeds what has come from another node.
+    /// Handles news from another node.
     fn hear(&mut self, news: News) {
         match news {
             News::Hello { from, session, ring, version } => {
@@ -380,7 +382,7 @@ impl Owner {
                     let key = link.and_then(|link| link.key()).map(|key| key.to_string());
                     self.control.say_refused(&key.unwrap_or_else(|| format!("node {}", from.node)), &reason);
                     self.post(from, move |to, station| {
-                        // A message has an end.
+                        // A message has a limited length.
                         let reason: String = reason.chars().take(200).collect();
                         station.post(to, Letter::Refused { session, reason: &reason });
                     });
@@ -392,7 +394,7 @@ impl Owner {
                     self.control.answer(key, Asker::Far { node: link.name(), key: link.key() }, &bytes);
                 let heed =
                     move |worker: &mut Worker| worker.station.as_mut().map(|station| station.heeded(key));
-                // If that thread has ended, so has all.
+                // If that thread has ended, the owner ends, too.
                 let _ = self.control.call(heed);
                 if !self.say(key, &answer) {
                     self.hang_up(key);
@@ -402,13 +404,13 @@ impl Owner {
                 tracing::info!(reason = harmless_reason(&reason), "a port of another machine has gone");
                 self.hang_up(key);
             }
-            // They are for ports.
+            // These are for ports.
             News::Welcome { .. } | News::Refused { .. } => {}
         }
     }
 
     fn post(&self, to: Target, what: impl FnOnce(Target, &mut Station) + Send + 'static) {
-        // If that thread has ended, so has all.
+        // If that thread has ended, the owner ends, too.
         let _ = self.control.call(move |worker| worker.station.as_mut().map(|station| what(to, station)));
     }
 
@@ -446,11 +448,11 @@ impl Owner {
         Ok(())
     }
 
-    /// Ends the ports of nodes that have gone.
+    /// Ends the ports of nodes that have gone, or that may not attach ports any more.
     fn check_nodes(&mut self) {
         let now_ns = self.now_ns();
         let Some(far) = self.far.as_mut().filter(|far| far.sessions.is_due(now_ns)) else { return };
-        // Asked for the last time, and answered by now unless its file system hangs.
+        // The reading was asked for at the last check. It is finished by now unless the file system hangs.
         if let Security::Secure(identity) = &far.security {
             let found = far.reading.map(|reading| identity.reader.answer(reading));
             match &found {
@@ -477,7 +479,7 @@ impl Owner {
         }
     }
 
-    /// Says something to a port. False: it has gone, or does not listen.
+    /// Sends an answer to a port. Returns false if the port has gone, or does not read what it is sent.
     fn say(&self, number: u64, answer: &Answer) -> bool {
         if let Some((socket, _)) = self.sockets.get(&number) {
             return send(socket, answer);
@@ -492,7 +494,7 @@ impl Owner {
         self.control.call(push).unwrap_or(false)
     }
 
-    /// Tells ports what has changed of the uplink, and of them.
+    /// Tells ports about changes of the uplink, and of themselves.
     fn report_ports(&mut self) {
         let mut news = self.control.take_changed();
         if let Some(answer) = self.control.take_news() {
@@ -506,7 +508,7 @@ impl Owner {
     }
 }
 
-/// Sends an answer. False: the peer has gone, or does not read what it is sent.
+/// Sends an answer. Returns false if the peer has gone, or does not read what it is sent.
 fn send(socket: &SeqpacketSocket, answer: &Answer) -> bool {
     serde_json::to_vec(answer).is_ok_and(|message| socket.send(&[&message], &[]).is_ok())
 }

@@ -1,5 +1,5 @@
-//! Pipes to ports (or owners) at other nodes: carries out what [`tombolo_core::nic::pipe`] decides, by writes and messages
-//! of a domain.
+//! A station: the pipes to ports (or to an owner) at other nodes. It carries out what [`tombolo_core::nic::pipe`] decides, by
+//! writes and messages of a domain.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
@@ -18,21 +18,21 @@ use crate::letters::{INLINE_BYTES_MAX, Letter, Ring};
 use crate::parties::{Party, PartyOf, Posted};
 use crate::protocol::MESSAGE_BYTES_MAX;
 
-/// Messages that may wait in the mailbox.
+/// Most messages that wait in the mailbox.
 const MAILS: u32 = 4096;
-/// Messages that are taken at once.
+/// Most messages that are taken from the mailbox in one turn.
 const MAILS_AT_ONCE: usize = 64;
-/// Of these, letters that are about no frames.
+/// Most transfers under way to one node that do not belong to a pipe, before a letter to it must wait.
 const LETTERS_POSTED_MAX: usize = 2;
-/// Letters to one node that wait to be sent, at most.
+/// Most letters to one node that wait to be sent.
 const LETTERS_MAX: usize = 32;
-/// News that nobody has taken, at most: what is said then is not heard.
+/// Most news that wait to be taken when a port still accepts a welcome or a refusal. With more, these letters are ignored.
 const WAITING_MAX: usize = 4096;
-/// Ports that want to be connected and were not heeded yet, at most: others ask again.
+/// Most ports whose request to be connected waits. Further requests are ignored, and those ports ask again.
 const HELLOS_MAX: usize = 256;
-/// Of those, ports of one party: as many as it may have in all. A port asks once.
+/// Most of these requests from one party: as many as the party may have ports in all, since each port asks once.
 const HELLOS_OF_PARTY_MAX: usize = SESSIONS_MAX_OF_KEY;
-/// Messages of one pipe that were not heeded yet, at most.
+/// Most control messages of one pipe that wait to be handled.
 const CONTROLS_MAX: u32 = 16;
 /// Class of service of the transfers: before bulk copies, whatever their length (QOS §3.2.3).
 const CLASS: u8 = 1;
@@ -59,53 +59,53 @@ impl Kind {
     }
 }
 
-/// What is not about frames.
+/// What has come from another node, or happened to a pipe, other than frames.
 #[derive(Debug)]
 pub enum News {
     /// A port wants to be connected.
     Hello {
-        /// Whose.
+        /// The port's node and domain.
         from: Target,
-        /// Of the port.
+        /// The port's session.
         session: u64,
-        /// Where frames for it go.
+        /// The port's ring, for frames to the port.
         ring: Ring,
-        /// Of its letters.
+        /// Version of the port's letters.
         version: u16,
     },
     /// An owner has connected this port.
     Welcome {
-        /// Of the port.
+        /// The port's session.
         session: u64,
-        /// Where its frames go.
+        /// The owner's ring, for frames from the port.
         ring: Ring,
     },
     /// An owner has refused this port.
     Refused {
-        /// Of the port.
+        /// The port's session.
         session: u64,
         /// Why.
         reason: String,
     },
-    /// A message on a pipe.
+    /// A control message from a pipe.
     Control {
-        /// Of the pipe.
+        /// The key of the pipe.
         key: u64,
-        /// What it says.
+        /// The message.
         bytes: Vec<u8>,
     },
-    /// A pipe is of no use any more.
+    /// A pipe is broken, or the other side has ended it.
     Ended {
-        /// Of the pipe.
+        /// The key of the pipe.
         key: u64,
         /// Why.
         reason: String,
     },
 }
 
-/// A batch that is sent, in steps.
+/// The progress of sending a batch.
 enum Sending {
-    /// Nothing was begun.
+    /// Neither the write nor the message has begun.
     ToWrite,
     Writing(Transfer),
     ToTell,
@@ -113,11 +113,11 @@ enum Sending {
     Told,
 }
 
-/// Memory of a pair of pipes.
+/// The memory of a pair of pipes.
 pub struct Memories {
-    /// The other side writes there.
+    /// The ring to which the other side writes.
     pub ring: Memory,
-    /// Where what is sent lies meanwhile.
+    /// Records to be sent, at the same offsets as in the other side's ring.
     pub mirror: Memory,
 }
 
@@ -129,20 +129,20 @@ struct End {
     there: Ring,
     outlet: Outlet,
     coalescer: Coalescer,
-    /// Records are to be sent, whatever the coalescer says later.
+    /// The records that wait are to be sent, whatever the coalescer says later.
     is_due: bool,
     under_way: VecDeque<(Batch, Sending)>,
     inlet: Inlet<Option<Vec<u8>>>,
-    /// The batch that is read, and the place of its next record.
+    /// The batch that is being read, its bytes if they came in the letter, and the place of its next record.
     reading: Option<(Batch, Option<Vec<u8>>, u64)>,
     has_ended: bool,
-    /// Messages from it that were not heeded yet.
+    /// Number of control messages from this pipe that wait to be handled.
     said: u32,
-    /// What was consumed is being told.
+    /// The letter that is telling the other side what was consumed.
     crediting: Option<Transfer>,
 }
 
-/// All pipes of a node that go to others.
+/// All pipes of a node to other nodes.
 pub struct Station {
     domain: Domain,
     mailbox: Mailbox,
@@ -150,12 +150,12 @@ pub struct Station {
     keys: BTreeMap<(u32, u16, u64), u64>,
     /// Letters that are to be sent.
     letters: VecDeque<(Target, Vec<u8>)>,
-    /// And those that are, with their nodes.
+    /// Letters that are being sent, and transfers of pipes that were removed, with their nodes.
     posted: Vec<(u32, Transfer)>,
-    /// Whose turn it is to post first.
+    /// The key of the pipe whose turn it is to post first.
     first: u64,
     news: Vec<News>,
-    /// Of which parties the ports are that want to be connected, and were not heeded yet.
+    /// The parties of the ports whose requests to be connected wait, in the order of the requests.
     hellos: Vec<Party>,
     party_of: PartyOf,
     is_owner: bool,
@@ -170,7 +170,7 @@ impl End {
         (place % u64::from(self.there.bytes)) as usize
     }
 
-    /// Bytes of the batch that is read.
+    /// Copies bytes at a place of the batch that is being read.
     fn copy(&self, place: u64, into: &mut [u8]) -> Result<(), Errno> {
         let (batch, inline, _) = self.reading.as_ref().ok_or(Errno::AGAIN)?;
         match inline {
@@ -187,7 +187,7 @@ impl End {
         }
     }
 
-    /// The next record: its kind, its place and its length. It counts as read.
+    /// The next record: its kind, and the place and the length of its contents. The record counts as read.
     fn next_record(&mut self) -> Result<Option<(Kind, u64, usize)>, Broken> {
         loop {
             let (batch, place) = match &self.reading {
@@ -221,14 +221,14 @@ impl End {
         }
     }
 
-    /// How many transfers of it are under way.
+    /// Number of transfers of this pair of pipes that are under way.
     fn posted(&self) -> usize {
         let is_posted =
             |(_, sending): &&(Batch, Sending)| matches!(sending, Sending::Writing(_) | Sending::Telling(_));
         self.under_way.iter().filter(is_posted).count() + usize::from(self.crediting.is_some())
     }
 
-    /// Ends what has ended.
+    /// Advances the batches and the credit whose transfers have ended. An error is the reason why the pipe is broken.
     fn reap(&mut self) -> Result<(), String> {
         for (_, sending) in &mut self.under_way {
             let (status, retried) = match sending {
@@ -259,7 +259,7 @@ impl End {
         Ok(())
     }
 
-    /// Begins transfers for batches that wait, and for a credit that is due: at most `most`. Returns how many it has begun.
+    /// Begins up to `most` transfers, for batches that wait and for a credit that is due. Returns how many it has begun.
     fn go_on(&mut self, domain: &Domain, most: usize) -> usize {
         while self.is_due
             && let Some(batch) = self.outlet.next_batch()
@@ -327,10 +327,10 @@ impl End {
 }
 
 impl Station {
-    /// Opens the mailbox of a domain. `is_owner`: ports may ask it to be connected.
+    /// Opens the mailbox of a domain. `is_owner`: ports may ask this station to be connected.
     ///
     /// # Errors
-    /// The node gives none.
+    /// The node gives no mailbox.
     pub fn open(domain: Domain, is_owner: bool, party_of: PartyOf) -> Result<Self, OpenError> {
         let mailbox = domain.open_mailbox(MAILS, &[Who::Anyone])?;
         Ok(Self {
@@ -379,12 +379,12 @@ impl Station {
         self.ends.insert(key, end);
     }
 
-    /// Ends a pair of pipes, and says so to the other side. Its memory can be freed.
+    /// Ends a pair of pipes, and tells the other side so. Returns its memory, which can be freed.
     pub fn remove(&mut self, key: u64) -> Option<Memories> {
         let end = self.ends.remove(&key)?;
         self.keys.remove(&(end.peer.node, end.peer.domain, end.session));
         self.post(end.peer, Letter::Bye { session: end.session });
-        // They have their channels until they end.
+        // Transfers occupy their channels until they end.
         for (_, sending) in end.under_way {
             if let Sending::Writing(transfer) | Sending::Telling(transfer) = sending {
                 self.posted.push((end.peer.node, transfer));
@@ -394,7 +394,7 @@ impl Station {
         Some(end.memories)
     }
 
-    /// Sends a letter when it can be sent.
+    /// Adds a letter to those that wait to be sent, unless too many wait for its node.
     pub fn post(&mut self, to: Target, letter: Letter<'_>) {
         let is_of_node = |(other, _): &&(Target, Vec<u8>)| other.node == to.node;
         if self.letters.iter().filter(is_of_node).count() >= LETTERS_MAX {
@@ -403,19 +403,19 @@ impl Station {
         self.letters.push_back((to, letter.to_bytes()));
     }
 
-    /// Sends a letter that may be any.
+    /// Adds any bytes as a letter to be sent.
     #[cfg(test)]
     pub fn post_any(&mut self, to: Target, letter: Vec<u8>) {
         self.letters.push_back((to, letter));
     }
 
-    /// What a pipe's letters are known by.
+    /// The session of a pipe's letters.
     #[cfg(test)]
     pub fn session(&self, key: u64) -> u64 {
         self.ends[&key].session
     }
 
-    /// Puts a record into a pipe. False: it is full.
+    /// Puts a record into a pipe. Returns false if the pipe is full or has ended.
     pub fn push(&mut self, now_ns: u64, key: u64, kind: Kind, parts: &[IoSlice<'_>]) -> bool {
         let Some(end) = self.ends.get_mut(&key).filter(|end| !end.has_ended) else { return false };
         let length: usize = parts.iter().map(|part| part.len()).sum();
@@ -429,7 +429,7 @@ impl Station {
         head[4..].copy_from_slice(&kind.into_word().to_le_bytes());
         let mut offset = offset as usize;
         for part in std::iter::once(&head[..]).chain(parts.iter().map(|part| &**part)) {
-            // It was reserved, and the mirror is as long as the ring.
+            // This cannot fail: the room was reserved, and the mirror is as long as the ring.
             let _ = end.memories.mirror.write(offset, part);
             offset += part.len();
         }
@@ -444,10 +444,10 @@ impl Station {
         self.ends.get(&key).is_none_or(|end| end.outlet.is_crowded())
     }
 
-    /// The next frame from a pipe.
+    /// Takes the next frame from a pipe into a buffer. Control messages before it become [`News::Control`].
     ///
     /// # Errors
-    /// [`Errno::AGAIN`]: there is none now; others: this one is none.
+    /// [`Errno::AGAIN`]: there is no frame now. Other errors: the record is not a valid frame.
     pub fn take(&mut self, key: u64, buffer: &mut FrameBuffer) -> Result<(), Errno> {
         let end = self.ends.get_mut(&key).filter(|end| !end.has_ended).ok_or(Errno::AGAIN)?;
         while !end.has_ended {
@@ -475,24 +475,24 @@ impl Station {
         Err(Errno::AGAIN)
     }
 
-    /// What a pipe has said was heeded.
+    /// Records that a control message of a pipe was handled.
     pub fn heeded(&mut self, key: u64) {
         if let Some(end) = self.ends.get_mut(&key) {
             end.said = end.said.saturating_sub(1);
         }
     }
 
-    /// Takes what has come, and goes on with what is sent. `came` hears which pipes may have frames. Returns whether there
-    /// was anything to do.
+    /// Takes letters that have come, and continues what is being sent. Adds the pipes that may have frames to `came`. Returns
+    /// whether there was anything to do.
     pub fn turn(&mut self, now_ns: u64, came: &mut Vec<u64>) -> bool {
         let mut is_busy = false;
         for _ in 0..MAILS_AT_ONCE {
-            // A node in this process does not end before its domain.
+            // An error cannot occur here: the node in this process does not end before its domain.
             let Ok(Some(mail)) = self.mailbox.try_receive() else { break };
             is_busy = true;
             self.letter(mail.from, &mail.bytes, came);
         }
-        // A port whose letter does not arrive asks again; one whose pipe has ended needs none.
+        // A letter that has failed is not repeated: a port asks again, and a pipe that has ended needs no letter.
         self.posted.retain(|(_, transfer)| transfer.status() == Status::Ongoing);
         let mut posted = Posted::default();
         for (node, _) in &self.posted {
@@ -524,7 +524,7 @@ impl Station {
                 _ => self.letters.push_back((to, bytes)),
             }
         }
-        // Channels are few: each has its turn to be the first.
+        // Channels are few, so the pipes take turns in being the first.
         let (before, from) = (..self.first, self.first..);
         let order: Vec<u64> =
             self.ends.range(from).chain(self.ends.range(before)).map(|(key, _)| *key).collect();
@@ -569,7 +569,7 @@ impl Station {
             }
         };
         let Some(&key) = self.keys.get(&(from.node, from.domain, session)) else {
-            // Its port, or owner, has not heard that it has ended.
+            // The other side, a port or the owner, does not know yet that the session has ended.
             if matches!(letter, Letter::Batch { .. } | Letter::Credit { .. }) {
                 self.post(from, Letter::Bye { session });
             }
@@ -597,13 +597,13 @@ impl Station {
         }
     }
 
-    /// What has happened since the last call.
+    /// The news since the last call.
     pub fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.news)
     }
 
-    /// How long to sleep at most, after [`Station::arm`] and another turn, so that nothing is sent late: until a coalescer's
-    /// time is over, or until there may be room for what is to be posted.
+    /// The longest sleep, after [`Station::arm`] and another turn, with which nothing is sent late: until a coalescer's delay is
+    /// over, or until there may be a free channel for a letter that waits.
     pub fn longest_sleep(&self, now_ns: u64) -> Option<Duration> {
         let coalescers = self.ends.values().filter(|end| !end.has_ended).map(|end| &end.coalescer);
         let deadline = coalescers.filter_map(Coalescer::next_deadline).min();
@@ -612,26 +612,26 @@ impl Station {
         until_deadline.into_iter().chain(until_room).min()
     }
 
-    /// The oldest [`News::Hello`] that was not heeded yet has been.
+    /// Records that the oldest [`News::Hello`] that waits was handled.
     pub fn greeted(&mut self) {
         if !self.hellos.is_empty() {
             self.hellos.remove(0);
         }
     }
 
-    /// Whether letters are on their way.
+    /// Whether letters wait to be sent or are being sent.
     pub fn is_waiting_for_end(&self) -> bool {
         !self.letters.is_empty() || !self.posted.is_empty()
     }
 
-    /// The descriptor is readable when there may be something to do, after this: turn once more before sleeping.
+    /// Makes the descriptor become readable when there may be something to do. Call [`Station::turn`] once more before sleeping.
     pub fn arm(&self) {
         self.domain.arm();
     }
 
-    /// It is not readable any more.
+    /// Makes the descriptor unreadable again.
     pub fn drain(&self) {
-        // A node in this process does not end before its domain.
+        // This cannot fail: the node in this process does not end before its domain.
         let _ = self.domain.drain();
     }
 }

@@ -1,4 +1,4 @@
-//! The network outside: an interface of the host, by a packet socket, or a TAP device into the host.
+//! The uplink: an interface of the host, by a packet socket, or a TAP device into the host.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,9 +13,9 @@ use crate::frames::{End, FrameBuffer};
 /// Which interface is the uplink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UplinkName {
-    /// One that exists.
+    /// An interface that exists.
     Interface(String),
-    /// A TAP device that is made.
+    /// A TAP device that the owner makes.
     Tap(String),
 }
 
@@ -38,10 +38,10 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    /// Opens it, and switches it on.
+    /// Opens the uplink and switches it on. `mtu`: its new MTU, if that is to be changed.
     ///
     /// # Errors
-    /// There is no such interface, or this process may not.
+    /// There is no such interface, or this process may not open it.
     pub fn open(name: &UplinkName, mtu: Option<u32>) -> io::Result<Self> {
         let uplink = match name {
             UplinkName::Interface(name) => {
@@ -67,7 +67,7 @@ impl Uplink {
         &self.interface
     }
 
-    /// A copy of its descriptor, for [`is_bound`](Self::is_bound).
+    /// A copy of the uplink's descriptor, for [`is_bound`](Self::is_bound).
     ///
     /// # Errors
     /// No descriptors are left.
@@ -79,8 +79,8 @@ impl Uplink {
         })
     }
 
-    /// Whether frames still go to the interface that was opened: one that is deleted, or moved away, takes itself off its sockets, also if it
-    /// comes back.
+    /// Whether frames still go to the interface that was opened. The kernel unbinds the sockets of an interface that is deleted or
+    /// moved to another namespace, and does not bind them again if the interface comes back.
     pub fn is_bound(end: &End<OwnedFd>) -> bool {
         match end {
             End::Socket(socket) => is_bound(socket.as_fd()),
@@ -88,7 +88,7 @@ impl Uplink {
         }
     }
 
-    /// How frames go there.
+    /// The kind of descriptor by which frames go to the uplink, as text for people.
     pub fn kind(&self) -> &'static str {
         match self.end {
             End::Socket(_) => "packet socket",
@@ -99,7 +99,7 @@ impl Uplink {
     /// Reads the next frame.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`]: there is none.
+    /// [`Errno::AGAIN`]: there is no frame now.
     pub fn read(&self, buffer: &mut FrameBuffer) -> Result<(), Errno> {
         buffer.read(&self.end)
     }
@@ -112,7 +112,7 @@ impl Uplink {
     /// Writes a frame.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`]: it takes no more at present; others: it does not take this one.
+    /// [`Errno::AGAIN`]: the uplink takes no more frames at present. Other errors: it does not take this frame.
     pub fn write(&self, buffer: &FrameBuffer, tag: Tag) -> Result<(), Errno> {
         buffer.write(&self.end, tag)
     }

@@ -1,4 +1,5 @@
-//! The thread that moves frames. It does what [`Exchange`] says, and what its [`Handle`] asks between two steps.
+//! The thread that moves frames. It carries out the steps of an [`Exchange`], and between two steps the calls of its
+//! [`Handle`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -28,55 +29,57 @@ use crate::uplink::Uplink;
 enum Way {
     /// By the queues of its device.
     Queues {
-        /// Closed by others than this thread when they are dropped: closing the last one of a device takes long.
+        /// When they are dropped, another thread closes them, since closing the last queue of a device takes long.
         queues: Vec<Arc<End<PassedDescriptor>>>,
         /// The user who attached it, unless that is the owner's user or root.
         other_user: Option<u32>,
-        /// Whether each may have frames.
+        /// For each queue, whether it may have frames.
         ready: Vec<bool>,
-        /// Whether each is not watched: it has frames, and further ones would wake this thread for nothing.
+        /// For each queue, whether it is not watched: it is known to have frames, and further ones would wake this thread
+        /// for nothing.
         muted: Vec<bool>,
-        /// Which is read next.
+        /// The queue that is read next.
         next: usize,
     },
-    /// By a pair of pipes to another node.
+    /// By a pair of pipes to another node, with this key.
     Pipes(u64),
 }
 
 /// A port.
 struct Queues {
     way: Way,
-    /// Its frames are read into this, and wait for the uplink here, with this tag. (It has its own, since the kernel may
-    /// leave bytes between header and frame as they were: who attaches a TAP device says how long headers are there.)
+    /// The port's frames are read into this buffer, and wait in it for the uplink, with this tag. (Each port has a buffer of
+    /// its own, since the kernel may leave bytes between header and frame as they were: the process that attaches a TAP device
+    /// decides how long its headers are.)
     kept: FrameBuffer,
     kept_tag: Tag,
     /// The queue from which the frame in `kept` was read.
     kept_queue: usize,
-    /// What it has sent and is cut here: its pieces are read before anything else.
+    /// A segment of the port that is cut here. Its pieces are read before further frames of the port.
     segment: Option<Box<Segment>>,
 }
 
-/// What the thread has.
+/// The state of the thread that moves frames.
 pub struct Worker {
-    /// Who decides.
+    /// Decides what happens to each frame.
     pub exchange: Exchange,
     /// The network outside.
     pub uplink: Uplink,
-    /// Pipes to ports at other nodes, if there may be such.
+    /// The pipes to ports at other nodes, if other nodes may have ports.
     pub station: Option<Station>,
     ports: Vec<Option<Queues>>,
-    /// Which port has which pipes.
+    /// The port that has a pair of pipes, by the key of the pipes.
     pipes: BTreeMap<u64, PortId>,
-    /// Pipes that may have frames.
+    /// Keys of pipes that may have frames.
     came: Vec<u64>,
     epoll: OwnedFd,
     begin: Instant,
     buffer: FrameBuffer,
     /// A frame from the uplink that goes to many ports.
     uplink_kept: FrameBuffer,
-    /// What came from the uplink and is cut here.
+    /// A segment from the uplink that is cut here.
     uplink_segment: Option<Box<Segment>>,
-    /// For the next segment that is cut here.
+    /// A spare buffer for the next segment that is cut here.
     spare: Option<FrameBuffer>,
     targets: Targets,
     /// Decides which ports are written to aside.
@@ -86,32 +89,32 @@ pub struct Worker {
     is_over: bool,
 }
 
-/// Something that the thread is to do between two steps.
+/// A function that the thread is to call between two steps.
 type Call = Box<dyn FnOnce(&mut Worker) + Send>;
 
 struct Shared {
-    /// `None`: the thread has ended.
+    /// Calls that wait. `None`: the thread has ended.
     calls: Mutex<Option<VecDeque<Call>>>,
     event: Arc<OwnedFd>,
     /// Ports whose devices were found gone.
     gone: Mutex<Vec<PortId>>,
     /// The uplink was found gone.
     is_uplink_gone: AtomicBool,
-    /// What came from other nodes and is not about frames.
+    /// News from other nodes, other than frames.
     news: Mutex<Vec<News>>,
-    /// There is some of that, or ports were found gone.
+    /// Readable when there are news, or when ports or the uplink were found gone.
     told: OwnedFd,
 }
 
 impl Shared {
-    /// Wakes who asks for news.
+    /// Wakes the thread that asks for news.
     fn notify(&self) {
-        // Full means that there is some already.
+        // A full counter means that the descriptor is readable already.
         let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
     }
 }
 
-/// Whatever ends the thread, nobody waits for it afterwards.
+/// Drops the calls that wait when the thread ends, for whatever reason, so that no caller waits for it any longer.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {
@@ -121,26 +124,27 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// The thread's other end. Dropping it ends the thread.
+/// A handle of the thread that moves frames. Dropping it ends the thread.
 pub struct Handle {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How the uplink, and each queue, is watched.
+/// The events that are watched at the uplink and at each queue.
 const WITHOUT_ROOM: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 const WITH_ROOM: epoll::EventFlags = WITHOUT_ROOM.union(epoll::EventFlags::OUT);
 
-/// How a queue is watched of which it is known that it has frames: nothing is told of it. Its end is seen when it is read.
+/// The events that are watched at a queue that is known to have frames: none. If its device is gone, that is seen when the
+/// queue is read.
 const MUTED: epoll::EventFlags = epoll::EventFlags::ET;
 
 const UPLINK: u64 = u64::MAX;
 const CALLS: u64 = u64::MAX - 1;
 const STATION: u64 = u64::MAX - 2;
-/// After so many steps the kernel is asked what else is ready. A step takes 2 to 30 µs.
+/// Number of steps after which the kernel is asked what else is ready. A step takes 2 to 30 µs.
 const STEPS_BETWEEN: u32 = 16;
 
-/// Of the thread.
+/// The niceness of the thread.
 const NICENESS: i32 = -15;
 
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
@@ -196,11 +200,11 @@ impl Handle {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Does something in the thread, and waits for its result. `None`: the thread has ended.
+    /// Calls a function in the thread, and waits for its result. `None`: the thread has ended.
     pub fn call<T: Send + 'static>(&self, what: impl FnOnce(&mut Worker) -> T + Send + 'static) -> Option<T> {
         let (sender, receiver): (_, Receiver<T>) = sync_channel(1);
         let call = move |worker: &mut Worker| {
-            // Who asked has gone.
+            // This fails if the caller has gone.
             let _ = sender.send(what(worker));
         };
         self.shared.calls.lock().as_mut()?.push_back(Box::new(call));
@@ -218,7 +222,7 @@ impl Handle {
         self.shared.is_uplink_gone.load(Ordering::Relaxed)
     }
 
-    /// Has frames go to another uplink from now on.
+    /// Replaces the uplink: frames go to the new one from now on.
     ///
     /// # Errors
     /// The kernel cannot watch it, or the thread has ended.
@@ -236,12 +240,12 @@ impl Handle {
         std::mem::take(&mut *self.shared.gone.lock())
     }
 
-    /// A port was removed: that its device was found gone is no matter of the next port of its number.
+    /// Forgets that the device of a removed port was found gone. The next port of its number has another device.
     pub fn forget_gone(&self, id: PortId) {
         self.shared.gone.lock().retain(|gone| *gone != id);
     }
 
-    /// What came from other nodes since the last call and is not about frames.
+    /// News from other nodes since the last call, other than frames.
     pub fn take_news(&self) -> Vec<News> {
         let _ = rustix::io::read(&self.shared.told, &mut [0; 8]);
         std::mem::take(&mut *self.shared.news.lock())
@@ -253,7 +257,7 @@ impl Handle {
     }
 
     fn wake(&self) {
-        // Full means that it is awake.
+        // A full counter means that the thread is awake.
         let _ = rustix::io::write(&self.shared.event, &1u64.to_ne_bytes());
     }
 }
@@ -270,7 +274,8 @@ impl Drop for Handle {
     }
 }
 
-/// Puts the next piece of a segment into a buffer. Returns the queue that it came from; `None`: there is none, and no segment any more.
+/// Puts the next piece of a segment into a buffer, and returns the queue that the segment came from. `None`: there is no
+/// further piece, and the segment is removed.
 fn next_piece(
     segment: &mut Option<Box<Segment>>,
     buffer: &mut FrameBuffer,
@@ -286,12 +291,12 @@ fn next_piece(
 }
 
 impl Worker {
-    /// Since the thread began.
+    /// The time since the worker was made.
     pub fn now_ns(&self) -> u64 {
         nanoseconds(self.begin.elapsed())
     }
 
-    /// Gives a port its queues.
+    /// Adds a port with its queues.
     ///
     /// # Errors
     /// The kernel cannot watch them.
@@ -316,7 +321,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Gives a port its pipes, which the station has.
+    /// Adds a port with its pipes, which the station has.
     pub fn add_pipes(&mut self, id: PortId, key: u64) {
         self.pipes.insert(key, id);
         self.enter(id, Way::Pipes(key));
@@ -332,12 +337,12 @@ impl Worker {
         self.exchange.has_frames(id);
     }
 
-    /// Takes a port's queues or pipes away. (The station has the pipes until they are removed there.)
+    /// Removes a port. (The station keeps its pipes until they are removed there.)
     pub fn remove(&mut self, id: PortId) {
         match self.ports.get_mut(usize::from(id.0)).and_then(Option::take).map(|port| port.way) {
             Some(Way::Queues { queues, .. }) => {
                 for queue in &queues {
-                    // Who attached the port has copies of its queues: closing these would not end the watch.
+                    // The process that attached the port has copies of its queues, so closing these would not end the watch.
                     let _ = epoll::delete(&self.epoll, queue);
                 }
             }
@@ -357,7 +362,7 @@ impl Worker {
         is_of_another || self.aside.has(id) || self.effort.is_aside(self.now_ns(), id)
     }
 
-    /// Counts what the kernel has dropped since there was no room.
+    /// Adds to the counters the frames that the kernel has dropped for lack of room.
     pub fn count_overflows(&mut self) {
         self.exchange.overflowed(None, self.uplink.take_overflows());
         for (id, port) in (0..).map(PortId).zip(&self.ports) {
@@ -379,7 +384,7 @@ impl Worker {
 
     fn run(&mut self, shared: &Shared) {
         let _closing = Closing(shared);
-        // As the kernel's own forwarding does, it goes before programs, where this process may say so.
+        // Like the kernel's own forwarding, the thread takes precedence over programs, if this process may set that.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
         let mut steps = 0;
         while !self.is_over {
@@ -412,7 +417,7 @@ impl Worker {
         }
     }
 
-    /// Takes what other nodes have sent, and goes on with what is sent there. Returns whether there was anything to do.
+    /// Takes what other nodes have sent, and continues what is being sent to them. Returns whether there was anything to do.
     fn turn_station(&mut self, shared: &Shared) -> bool {
         let now_ns = self.now_ns();
         let Some(station) = &mut self.station else { return false };
@@ -426,14 +431,14 @@ impl Worker {
         for key in self.came.drain(..) {
             match self.pipes.get(&key) {
                 Some(id) => self.exchange.has_frames(*id),
-                // It speaks of a port that it has not attached yet: control messages only.
+                // No port is attached by these pipes yet: only control messages are taken.
                 None => drop(station.take(key, &mut self.buffer)),
             }
         }
         is_busy
     }
 
-    /// How long the thread may sleep, since other nodes are to be heard of.
+    /// Prepares the thread to be woken by other nodes. Returns how long it may sleep.
     fn prepare_sleep(&mut self, timeout_ns: Option<u64>, shared: &Shared) -> Option<u64> {
         if self.turn_station(shared) {
             return Some(0);
@@ -450,7 +455,8 @@ impl Worker {
         timeout_ns.into_iter().chain(longest).min()
     }
 
-    /// Sees what is ready, and waits for that at most so long.
+    /// Waits for descriptors to become ready, for at most `timeout_ns`. Then makes the calls that wait, and counts the frames
+    /// that were written aside.
     fn wait(&mut self, timeout_ns: Option<u64>, shared: &Shared) {
         let timeout_ns = self.prepare_sleep(timeout_ns, shared);
         let timeout = timeout_ns.map(|ns| Timespec {
@@ -460,12 +466,12 @@ impl Worker {
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); 64];
         let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
             Ok((events, _)) => &*events,
-            // Interrupted.
+            // A signal has interrupted the call.
             Err(_) => &[],
         };
         let mut has_calls = false;
         for event in events {
-            // It is packed.
+            // The struct is packed: its fields must be copied.
             let (data, flags) = (event.data, event.flags);
             match data.u64() {
                 CALLS => has_calls = true,
@@ -500,7 +506,7 @@ impl Worker {
         if has_calls {
             let _ = rustix::io::read(&shared.event, &mut [0; 8]);
             loop {
-                // Not held while it is done.
+                // The lock is not held during the call.
                 let call = shared.calls.lock().as_mut().and_then(VecDeque::pop_front);
                 let Some(call) = call else { break };
                 call(self);
@@ -522,8 +528,8 @@ impl Worker {
                 self.uplink_is_ready = false;
                 return;
             }
-            // One frame that the kernel cannot describe, or the interface is down, which is said once: what comes after
-            // it is still to be read.
+            // The kernel cannot describe one frame (INVAL), or the interface is down, which is reported once (NETDOWN):
+            // what comes after that is still to be read.
             Err(errno) => {
                 self.uplink_is_ready = matches!(errno, Errno::INTR | Errno::INVAL | Errno::NETDOWN);
                 if is_gone(errno) {
@@ -534,7 +540,7 @@ impl Worker {
             }
         }
         if let Some(cut) = self.buffer.settle(self.exchange.wire_bytes_max(Origin::Uplink)) {
-            // Its pieces are read next.
+            // The pieces of the segment are read next.
             let spare = self.spare.take().unwrap_or_default();
             self.uplink_segment = Some(Box::new(Segment::new(&mut self.buffer, spare, cut, 0)));
             return;
@@ -552,7 +558,7 @@ impl Worker {
         }
     }
 
-    /// Gives a frame that is kept to further ports.
+    /// Writes a frame that is kept to further ports.
     fn spread(&mut self, from: Origin) {
         self.exchange.spread(from, &mut self.targets);
         match from {
@@ -579,14 +585,14 @@ impl Worker {
         }
     }
 
-    /// Takes a port's buffer for that of this thread, or gives it back.
+    /// Swaps a port's buffer with that of this thread.
     fn swap_buffer(&mut self, id: PortId) {
         if let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) {
             std::mem::swap(&mut port.kept, &mut self.buffer);
         }
     }
 
-    /// Reads a frame of a port and sends it where it is to go. Returns whether it is kept at the port.
+    /// Reads a frame of a port and sends it where it is to go. Returns whether the frame is kept in the port's buffer.
     fn read_into_buffer(&mut self, now_ns: u64, id: PortId, shared: &Shared) -> bool {
         let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) else {
             self.exchange.was_empty(id);
@@ -607,10 +613,10 @@ impl Worker {
                     // The kernel has dropped a frame that it cannot describe. That frame takes the port's turn: the attacher can
                     // make the kernel drop all of its frames so.
                     Ok(()) | Err(Errno::INVAL) => *next = queue + 1,
-                    // Of a socket it is said once that its interface is down.
+                    // A signal came, or the interface of a socket is down, which is reported once.
                     Err(Errno::INTR | Errno::NETDOWN) => return false,
                     Err(errno) => {
-                        // Empty or down: the kernel says when there is something again. Or gone.
+                        // The queue is empty or down, and the kernel tells when it has frames again, or its device is gone.
                         ready[queue] = false;
                         if std::mem::take(&mut muted[queue]) {
                             let data = epoll::EventData::new_u64(key(id, queue));
@@ -631,7 +637,7 @@ impl Worker {
             Way::Pipes(key) => {
                 let station = self.station.as_mut();
                 match station.map_or(Err(Errno::AGAIN), |station| station.take(*key, &mut self.buffer)) {
-                    // As a frame that the kernel cannot describe.
+                    // An invalid record is treated like a frame that the kernel cannot describe.
                     Ok(()) | Err(Errno::INVAL) => 0,
                     Err(_) => {
                         self.exchange.was_empty(id);
@@ -645,7 +651,7 @@ impl Worker {
         {
             let spare = self.spare.take().unwrap_or_default();
             let segment = port.segment.insert(Box::new(Segment::new(&mut self.buffer, spare, cut, queue)));
-            // There is one at least.
+            // A segment has at least one piece.
             segment.next(&mut self.buffer);
         }
         port.kept_queue = queue;
@@ -676,7 +682,7 @@ impl Worker {
             let tag = self.targets.tag(is_trunk);
             let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
             let was_taken = match port.map(|port| &port.way) {
-                // What another user's kernel settings make of a frame is that user's: also the first one.
+                // Another user's kernel settings may make any write slow, even the first one: its ports are always written aside.
                 Some(Way::Queues { queues, other_user, .. }) => match queues.get(queue % queues.len().max(1))
                 {
                     Some(target)
@@ -687,7 +693,7 @@ impl Worker {
                         let was_pushed = self.aside.push(*other_user, *id, target, &self.buffer, tag, wire);
                         now_ns = self.now_ns();
                         if was_pushed {
-                            // It is counted when it was written.
+                            // The frame is counted after it is written.
                             continue;
                         }
                         false
@@ -710,7 +716,7 @@ impl Worker {
                     None => false,
                 },
                 Some(Way::Pipes(key)) => self.station.as_mut().is_some_and(|station| {
-                    // What is left of a full pipe is for messages.
+                    // The room that is left in a full pipe is for control messages.
                     let has_room = !station.is_full(*key);
                     let pushed = self.buffer.with_parts(tag, |parts| {
                         Ok(has_room && station.push(now_ns, *key, Kind::Frame, parts))
@@ -719,7 +725,7 @@ impl Worker {
                 }),
                 None => false,
             };
-            // What a pipe takes is bounded, and no matter of the next one's.
+            // The time that a pipe takes is bounded, and must not count as that of the next port.
             if self.station.is_some() {
                 now_ns = self.now_ns();
             }
@@ -728,7 +734,7 @@ impl Worker {
         self.targets.ports = targets;
     }
 
-    /// Returns the uplink before, for another thread to close: that takes long.
+    /// Replaces the uplink. Returns the previous one, for another thread to close, since that takes long.
     fn replace_uplink(&mut self, uplink: Uplink) -> io::Result<Uplink> {
         epoll::add(&self.epoll, &uplink, epoll::EventData::new_u64(UPLINK), WITHOUT_ROOM)?;
         let _ = epoll::delete(&self.epoll, &self.uplink);
@@ -737,7 +743,8 @@ impl Worker {
         Ok(std::mem::replace(&mut self.uplink, uplink))
     }
 
-    /// Each frame that leaves an uplink makes room: that is of interest while there is none.
+    /// Sets the events that are watched at the uplink. Each frame that leaves it makes room, which is of interest only while it
+    /// has none.
     fn watch_uplink(&self, flags: epoll::EventFlags) {
         if let Err(errno) = epoll::modify(&self.epoll, &self.uplink, epoll::EventData::new_u64(UPLINK), flags)
         {
@@ -745,7 +752,7 @@ impl Worker {
         }
     }
 
-    /// Sends the frame in the buffer. Returns whether it is kept instead.
+    /// Sends the frame in the buffer to the uplink. Returns whether the frame is kept at its port instead.
     fn send_now(&mut self, id: PortId) -> bool {
         match self.uplink.write(&self.buffer, self.targets.tag(true)) {
             Ok(()) => self.exchange.sent_now(self.buffer.frame(), &self.targets.wire),
@@ -760,7 +767,7 @@ impl Worker {
         false
     }
 
-    /// Keeps the frame in the buffer until it is its turn at the uplink.
+    /// Keeps the frame in the buffer at its port until its turn at the uplink.
     fn keep(&mut self, id: PortId) {
         let tag = self.targets.tag(true);
         self.swap_buffer(id);

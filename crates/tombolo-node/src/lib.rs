@@ -37,8 +37,8 @@ pub use fabric::link_driver::{AskError, JoinError};
 pub use fabric::messages::{Checksum, NamedSegment};
 pub use fabric::neighbourhood::{NeighbourEvent, Neighbourhood};
 pub use fabric::status::{
-    Borrower, LinkStatus, NamedTotals, NeighbourState, NeighbourStatus, NodeStatus, ProgramLimits,
-    ProgramStatus,
+    Borrower, EndlessStatus, LinkStatus, NamedTotals, NeighbourState, NeighbourStatus, NodeStatus,
+    ProgramLimits, ProgramStatus,
 };
 pub use far::asking::{BorrowError, StatusClient};
 pub use far::copy::{CopyError, Opened, Progress, Store};

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tombolo_control::place::{self, Kind};
-use tombolo_control::{AskError, Client, Server, Service, Trust};
+use tombolo_control::{AskError, Server, Service, Trust, ask_once};
 use tombolo_host::unix::UnixError;
 
 use crate::failure::Failure;
@@ -22,7 +22,7 @@ const VERSION: u16 = 2;
 /// which may take 3 s for each of its addresses.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// As [`TIMEOUT`], where nobody is dialed: a run that takes longer is stopped, or answers somebody else.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+pub const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a run can be asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,16 +93,23 @@ impl Run {
     pub fn ask(&self, question: &Question) -> Result<Value, String> {
         // How it is, it says at once.
         let timeout = if *question == Question::Status { STATUS_TIMEOUT } else { TIMEOUT };
-        let asked = || Client::connect(&self.path, Trust::Own, timeout)?.ask(VERSION, question, &[], timeout);
-        match asked() {
+        self.ask_within(question, timeout)
+            .unwrap_or_else(|| Err(format!("the run of process {} has ended", self.pid)))
+    }
+
+    /// As [`Run::ask`]. `None`: it has ended.
+    pub fn ask_within(&self, question: &Question, timeout: Duration) -> Option<Result<Value, String>> {
+        let pid = self.pid;
+        Some(match ask_once(&self.path, Trust::Own, VERSION, question, timeout) {
             Ok(Answer::Done(value)) => Ok(value),
             Ok(Answer::Failed(reason)) => Err(reason),
+            Err(error) if error.is_gone() => return None,
             // A socket of another kind.
             Err(AskError::Socket(UnixError::Path { errno: Errno::PROTOTYPE, .. })) => {
-                Err(format!("the run of process {} is of another build of tombolo", self.pid))
+                Err(format!("the run of process {pid} is of another build of tombolo"))
             }
-            Err(error) => Err(format!("the run of process {} does not answer: {error}", self.pid)),
-        }
+            Err(error) => Err(format!("the run of process {pid} does not answer: {error}")),
+        })
     }
 }
 
@@ -115,7 +122,7 @@ pub fn runs() -> Vec<Run> {
 }
 
 /// The number that a name begins with: NUMBER or NUMBER-N.
-pub fn number_before(name: &str) -> Option<u32> {
+fn number_before(name: &str) -> Option<u32> {
     name.split_once('-').map_or(name, |(pid, _)| pid).parse().ok()
 }
 
@@ -128,6 +135,8 @@ pub fn find(named: &str) -> Result<Run, Failure> {
     for (run, answer) in runs.into_iter().zip(answers) {
         let status = match answer {
             Ok(status) => status,
+            // Its number is in the name of its socket.
+            Err(reason) if named.parse() == Ok(run.pid) => return Err(Failure::new(reason)),
             Err(reason) => {
                 silent.push(reason);
                 continue;
@@ -146,8 +155,9 @@ pub fn find(named: &str) -> Result<Run, Failure> {
         (0, _) if names.is_empty() && !silent.is_empty() => Err(Failure::new(silent.join("; "))),
         (0, _) if names.is_empty() => Err(Failure::new("no program of this user runs on far memory here")),
         (0, _) => Err(Failure::new(format!(
-            "no program on far memory is called `{named}` or has that process number, but {}",
-            names.join(", ")
+            "no program on far memory is called `{named}` or has that process number, but {}{}",
+            names.join(", "),
+            silent.iter().map(|reason| format!("; {reason}")).collect::<String>()
         ))),
         (count, _) => Err(Failure::new(format!(
             "{count} programs on far memory are called `{named}`: give the process number of one of {}",
@@ -159,6 +169,11 @@ pub fn find(named: &str) -> Result<Run, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_has_the_number_that_its_socket_is_called_after() {
+        assert_eq!(["7", "7-2", "x", "7x", ""].map(number_before), [Some(7), Some(7), None, None, None]);
+    }
 
     #[test]
     fn questions_are_as_scripts_know_them() {

@@ -1,18 +1,21 @@
 //! The nodes of this machine, as their own user finds them: each `tombolo node` listens in a directory that everybody knows, wherever
 //! else it listens, at two sockets: one for commands that ask how it is ([`crate::node_control`]), one for links.
 
+use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tombolo_control::place::{self, Bound, Finds, Kind};
-use tombolo_control::{AskError, Client, Trust};
-use tombolo_host::unix::{SeqpacketListener, UnixError};
-use tombolo_node::{Address, Listener, OpenError, ShmListener};
+use tombolo_control::{Client, Trust};
+use tombolo_host::unix::SeqpacketListener;
+use tombolo_node::{Address, Listener, NodeStatus, OpenError, ShmListener};
 
 use crate::failure::Failure;
+use crate::node_control::{self, StatusError};
 use crate::{output, side_by_side};
 
-/// How long a command waits until a node has accepted its connection. A bound, not a measurement.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a command waits for a node whose process it wants to name. A bound, not a measurement.
+const NAMING_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The sockets of a node, for this user's own commands.
 pub struct Sockets {
@@ -34,73 +37,58 @@ pub fn listen(name: &str) -> Result<Sockets, String> {
     })
 }
 
-/// Looks for services of a kind, and says where it did not look.
+/// Looks for services of a kind. Where it did not look, it says once.
 pub fn find(kind: Kind) -> Vec<place::Found> {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let Finds { found, refused } = place::find(kind);
     for reason in refused {
-        output::say(&format!("what listens there is passed over: {reason}"));
+        let is_new = SAID.lock().is_ok_and(|mut said| said.insert(reason.clone()));
+        if is_new {
+            output::say(&format!("what listens there is passed over: {reason}"));
+        }
     }
     found
 }
 
 /// A node that is alive.
-pub struct Found {
-    place: place::Found,
-    /// Which process it is, where the kernel says.
-    process_id: Option<u32>,
-    /// Nothing: its queue of connections is full.
-    client: Option<Client>,
-}
+pub struct Found(place::Found);
 
 impl Found {
     /// The name that commands take.
     pub fn name(&self) -> &str {
-        &self.place.name
+        &self.0.name
     }
 
     /// Where it takes links.
     pub fn address(&self) -> Address {
-        Address::Shm(Kind::LINK.path(&self.place.stem))
+        Address::Shm(Kind::LINK.path(&self.0.stem))
     }
 
-    /// A connection for questions.
-    pub fn client(&self) -> Result<&Client, AskError> {
-        self.client.as_ref().ok_or(AskError::TimedOut(TIMEOUT))
+    /// How it is.
+    pub fn status(&self, counters: bool, timeout: Duration) -> Result<NodeStatus, StatusError> {
+        node_control::status(&self.0.path, counters, timeout)
     }
 
+    /// Its name, and which process it is, where the kernel says.
     fn described(&self) -> String {
-        let process = self.process_id.map(|process| format!(" (process {process})"));
+        let client = Client::connect(&self.0.path, Trust::Own, NAMING_TIMEOUT);
+        let peer = client.and_then(|client| client.peer());
+        let process = peer.ok().and_then(|peer| peer.process_id);
+        let process = process.map(|process| format!(" (process {process})"));
         format!("{}{}", self.name(), process.unwrap_or_default())
     }
 }
 
-/// All nodes of this user and root that are alive, by name.
+/// All nodes of this user that are alive, by name.
 pub fn nodes() -> Vec<Found> {
-    let places = find(Kind::NODE);
-    let clients = side_by_side::ask(&places, |place| Client::connect(&place.path, Trust::Own, TIMEOUT));
-    let alive = places.into_iter().zip(clients).filter_map(|(place, client)| match client {
-        Ok(client) => {
-            let process_id = client.peer().ok().and_then(|peer| peer.process_id);
-            Some(Found { place, process_id, client: Some(client) })
-        }
-        Err(AskError::TimedOut(_)) => Some(Found { place, process_id: None, client: None }),
-        // It has ended just now.
-        Err(AskError::Socket(UnixError::Path { errno, .. })) if is_gone(errno) => None,
-        Err(error) => {
-            output::say(&format!("the node at {} is left out: {error}", place.path.display()));
-            None
-        }
-    });
-    alive.collect()
-}
-
-/// Whether no process listens at a socket any more.
-pub fn is_gone(errno: rustix::io::Errno) -> bool {
-    matches!(errno, rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT)
+    let found = find(Kind::NODE);
+    // A node that was killed leaves both of its sockets.
+    place::remove_dead_besides(Kind::LINK, &found);
+    found.into_iter().map(Found).collect()
 }
 
 fn described(nodes: &[Found]) -> String {
-    nodes.iter().map(Found::described).collect::<Vec<_>>().join(", ")
+    side_by_side::ask(nodes, Found::described).join(", ")
 }
 
 fn none(example: &str) -> Failure {

@@ -1,19 +1,19 @@
 //! `tombolo net`: one network interface for many namespaces, containers and virtual machines (MICRO ch. 3 and 6).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use tombolo_control::Trust;
 use tombolo_control::place::Kind;
 use tombolo_host::service;
-use tombolo_host::unix::UnixError;
 use tombolo_link::Address;
 use tombolo_net::client::{AskError, Client};
-use tombolo_net::protocol::{Answer, Ask};
+use tombolo_net::protocol::{Answer, Ask, PortStatus, UplinkStatus};
 
 use crate::failure::Failure;
-use crate::{local, output, side_by_side};
+use crate::local;
 
 mod attach;
 mod coalesce;
@@ -59,8 +59,8 @@ struct From {
 impl From {
     fn connect(&self) -> Result<Client, Failure> {
         match &self.from {
-            Some(address) => connect(address),
-            None => Ok(only_owner()?.1),
+            Some(address) => connect(&path_of(address)?, Trust::Anybody),
+            None => connect(&only_owner()?, Trust::Own),
         }
     }
 
@@ -68,30 +68,27 @@ impl From {
     fn address(&self) -> Result<Address, Failure> {
         match &self.from {
             Some(address) => Ok(address.clone()),
-            None => Ok(Address::Shm(only_owner()?.0)),
+            None => Ok(Address::Shm(only_owner()?)),
         }
     }
 }
 
-/// The owners of uplinks of this user and root on this machine that accept a connection. Owners that are alive and do not are reported on
-/// standard error.
-pub fn owners() -> Vec<(PathBuf, Client)> {
-    let places = local::find(Kind::UPLINK);
-    let clients = side_by_side::ask(&places, |place| Client::connect(&place.path, Trust::Own));
-    let reached = places.into_iter().zip(clients).filter_map(|(place, client)| match client {
-        Ok(client) => Some((place.path, client)),
-        // Of one that has ended just now.
-        Err(AskError::Socket(UnixError::Path { errno, .. })) if local::is_gone(errno) => None,
-        Err(error) => {
-            output::say(&format!("the owner at {} is left out: {error}", place.path.display()));
-            None
-        }
-    });
-    reached.collect()
+/// Where the owners of uplinks listen that this user runs on this machine.
+pub fn owners() -> Vec<PathBuf> {
+    local::find(Kind::UPLINK).into_iter().map(|place| place.path).collect()
 }
 
-/// The only owner of an uplink of this user's on this machine.
-fn only_owner() -> Result<(PathBuf, Client), Failure> {
+/// The uplink and the ports of the owner at a path. `None`: it has ended.
+pub fn all_at(path: &Path, timeout: Duration) -> Option<Result<(UplinkStatus, Vec<PortStatus>), String>> {
+    match Client::connect_within(path, Trust::Own, timeout) {
+        Ok(client) => Some(show::all(&client).map_err(|failure| failure.text)),
+        Err(error) if error.is_gone() => None,
+        Err(error) => Some(Err(error.to_string())),
+    }
+}
+
+/// Where the only owner of an uplink of this user's on this machine listens.
+fn only_owner() -> Result<PathBuf, Failure> {
     let mut found = owners();
     match (found.len(), found.pop()) {
         (1, Some(owner)) => Ok(owner),
@@ -99,7 +96,7 @@ fn only_owner() -> Result<(PathBuf, Client), Failure> {
             Err(Failure::new("no `tombolo net serve` of this user runs here: name it with --from ADDR"))
         }
         (_, last) => {
-            let all = found.iter().chain(&last).map(|(path, _)| format!("shm:{}", path.display()));
+            let all = found.iter().chain(&last).map(|path| format!("shm:{}", path.display()));
             let all = all.collect::<Vec<_>>().join(", ");
             Err(Failure::new(format!("several uplinks are served here: choose one with --from: {all}")))
         }
@@ -116,9 +113,10 @@ fn path_of(address: &Address) -> Result<PathBuf, Failure> {
     }
 }
 
-fn connect(address: &Address) -> Result<Client, Failure> {
-    Client::connect(&path_of(address)?, Trust::Anybody)
-        .map_err(|error| Failure::new(format!("no owner of an uplink answers at {address}: {error}")))
+fn connect(path: &Path, trust: Trust) -> Result<Client, Failure> {
+    Client::connect(path, trust).map_err(|error| {
+        Failure::new(format!("no owner of an uplink answers at shm:{}: {error}", path.display()))
+    })
 }
 
 /// Asks an owner for something.

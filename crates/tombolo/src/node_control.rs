@@ -1,17 +1,16 @@
 //! How commands ask a node of this user how it is: at a socket beside that of its links, by [`tombolo_control`]. No link is made for it.
 
+use std::path::Path;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tombolo_control::{AskError, Client, MESSAGE_BYTES_MAX, Service};
-use tombolo_node::{Node, NodeStatus};
+use tombolo_control::{AskError, MESSAGE_BYTES_MAX, Service, Trust, ask_once};
+use tombolo_node::{EndlessStatus, Node, NodeStatus};
 
 /// Of what a node can be asked.
 const VERSION: u16 = 1;
-/// How long a command waits for the whole answer. A bound, not a measurement.
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// What stands around a part in an answer takes less.
 const AROUND_BYTES: usize = 256;
 
@@ -69,30 +68,83 @@ pub enum StatusError {
     Failed(String),
     #[error("the answer cannot be read: {0}")]
     NoStatus(#[from] serde_json::Error),
-    #[error("its status has no end")]
-    Endless,
+    #[error(transparent)]
+    Endless(#[from] EndlessStatus),
 }
 
-/// How a node is.
-pub fn status(client: &Client, counters: bool) -> Result<NodeStatus, StatusError> {
-    let deadline = Instant::now() + TIMEOUT;
-    let mut status: Option<NodeStatus> = None;
-    let mut from = 0;
-    loop {
+impl StatusError {
+    /// Whether no process listens there any more.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Ask(error) if error.is_gone())
+    }
+}
+
+/// How the node is that listens at a socket.
+pub fn status(path: &Path, counters: bool, timeout: Duration) -> Result<NodeStatus, StatusError> {
+    let deadline = Instant::now() + timeout;
+    NodeStatus::of_parts(deadline, |from| {
         let left = deadline.saturating_duration_since(Instant::now());
-        let answer = client.ask(VERSION, &Question::Status { from, counters }, &[], left)?;
-        let (part, next) = match answer {
-            Answer::Status { part, next } => (NodeStatus::from_json(part)?, next),
-            Answer::Failed(reason) => return Err(StatusError::Failed(reason)),
-        };
-        match &mut status {
-            None => status = Some(part),
-            Some(status) => status.append(part),
+        let question = Question::Status { from, counters };
+        let answer = ask_once(path, Trust::Own, VERSION, &question, left).map_err(|error| match error {
+            AskError::TimedOut(_) => AskError::TimedOut(timeout),
+            error => error,
+        });
+        match answer? {
+            Answer::Status { part, next } => Ok((NodeStatus::from_json(part)?, next)),
+            Answer::Failed(reason) => Err(StatusError::Failed(reason)),
         }
-        match next {
-            Some(next) if next > from => from = next,
-            Some(_) => return Err(StatusError::Endless),
-            None => return Ok(status.unwrap_or_default()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tombolo_control::Server;
+    use tombolo_host::unix::SeqpacketListener;
+    use tombolo_node::Borrower;
+
+    use super::*;
+
+    /// Tells three borrowers, one a part; or parts with nothing in them for ever.
+    struct InParts {
+        is_endless: bool,
+    }
+
+    impl Service for InParts {
+        type Ask = Question;
+        type Answer = Answer;
+        const VERSION: u16 = VERSION;
+
+        fn answer(&self, Question::Status { from, .. }: Question) -> Answer {
+            let borrower = Borrower { name: format!("borrower {from}"), ..Borrower::default() };
+            let borrowers = if self.is_endless { Vec::new() } else { vec![borrower] };
+            let part = NodeStatus { name: "node".into(), borrowers, ..NodeStatus::default() };
+            let next = (self.is_endless || from < 2).then_some(from + 1);
+            Answer::Status { part: serde_json::to_value(part).unwrap(), next }
+        }
+
+        fn refuse(&self, reason: String) -> Answer {
+            Answer::Failed(reason)
+        }
+    }
+
+    #[test]
+    fn a_status_in_parts_is_put_together_and_one_without_an_end_refused() {
+        let patience = Duration::from_secs(30);
+        for is_endless in [false, true] {
+            let path =
+                std::env::temp_dir().join(format!("tombolo-parts-{is_endless}-{}", std::process::id()));
+            let listener = SeqpacketListener::bind(&path).unwrap();
+            let server = Server::start(listener, InParts { is_endless }).unwrap();
+            let status = status(&path, false, patience);
+            if is_endless {
+                assert!(matches!(status, Err(StatusError::Endless(_))), "{status:?}");
+            } else {
+                let names: Vec<_> =
+                    status.unwrap().borrowers.into_iter().map(|borrower| borrower.name).collect();
+                assert_eq!(names, ["borrower 0", "borrower 1", "borrower 2"]);
+            }
+            drop(server);
+            assert!(super::status(&path, false, patience).unwrap_err().is_gone());
         }
     }
 }

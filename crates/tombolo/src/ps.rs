@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::failure::Failure;
 use crate::table::{self, Column};
 use crate::top::shown;
-use crate::watch::{Kind, Watch, number, size, word};
+use crate::watch::{Watch, What, number, size, word};
 use crate::{cells, output};
 
 /// Between two looks at the counters, from which rates follow.
@@ -49,7 +49,7 @@ const PORTS: [Column; 7] = [
 pub struct Arguments {
     /// Of these kinds alone.
     #[arg(value_name = "KIND")]
-    kinds: Vec<Kind>,
+    kinds: Vec<What>,
     /// Print JSON, and nothing else.
     #[arg(long)]
     json: bool,
@@ -68,13 +68,13 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         return Ok(0);
     }
     let sections = [
-        (&PROGRAMS[..], seen.of(Kind::Programs).iter().map(program).collect::<Vec<_>>()),
-        (&NODES[..], seen.of(Kind::Nodes).iter().map(cells::node).collect()),
-        (&PORTS[..], seen.of(Kind::Uplinks).iter().flat_map(|uplink| cells::ports(uplink, port)).collect()),
+        (&PROGRAMS[..], seen.of(What::Programs).iter().map(program).collect::<Vec<_>>()),
+        (&NODES[..], seen.of(What::Nodes).iter().map(cells::node).collect()),
+        (&PORTS[..], seen.of(What::Uplinks).iter().flat_map(|uplink| cells::ports(uplink, port)).collect()),
     ];
     let mut lines = table::sections(&sections, table::width());
     if lines.is_empty() {
-        lines.push("nothing of this user runs here: no program on far memory, no node, no uplink".to_owned());
+        lines.push(seen.nothing());
     }
     lines.iter().for_each(|line| output::line(line));
     Ok(0)

@@ -9,15 +9,17 @@ use tombolo_node::{Borrower, NamedSegment, NodeStatus, StatusClient};
 use crate::asked::NodeArguments;
 use crate::failure::Failure;
 use crate::size::Size;
-use crate::{local, node_control, output, table};
+use crate::{local, output, table};
 
 mod rates;
 mod text;
 
-use rates::Rates;
+pub use rates::Rates;
 
 /// Between two looks at what has gone by the links, from which rates follow.
 const INTERVAL: Duration = Duration::from_millis(300);
+/// How long a node of this machine may take to answer. A bound, not a measurement.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Arguments of `tombolo status`.
 #[derive(Args)]
@@ -40,21 +42,10 @@ enum Source {
 impl Source {
     fn status(&self, counters: bool) -> Result<NodeStatus, Failure> {
         match self {
-            Self::Here(found) => {
-                let status = found.client().map_err(Into::into);
-                status.and_then(|client| node_control::status(client, counters)).map_err(|error| {
-                    Failure::new(format!("node `{}` does not answer: {error}", found.name()))
-                })
-            }
+            Self::Here(found) => found
+                .status(counters, TIMEOUT)
+                .map_err(|error| Failure::new(format!("node `{}` does not answer: {error}", found.name()))),
             Self::Link(client) => Ok(client.ask(counters)?),
-        }
-    }
-
-    /// Only a link tells names.
-    fn named(&self, most: usize) -> Option<Vec<NamedSegment>> {
-        match self {
-            Self::Here(_) => None,
-            Self::Link(client) => client.named(most),
         }
     }
 }
@@ -71,7 +62,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         let security = ask.security(&ways)?;
         Ok(ways.ask(|address| StatusClient::connect(address, &security))?)
     };
-    let mut source = match here {
+    let source = match here {
         Some(found) => Source::Here(found),
         None => Source::Link(Box::new(link()?)),
     };
@@ -92,10 +83,11 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         // Who may ask how a node is may not always ask what it holds.
         _ => {
             let most = if ask.json { usize::MAX } else { text::MAX_NAMED };
-            if let Source::Here(_) = source {
-                source = Source::Link(Box::new(link()?));
+            match &source {
+                // A node that takes no more links tells no names.
+                Source::Here(_) => link().ok().and_then(|link| link.named(most)),
+                Source::Link(link) => link.named(most),
             }
-            source.named(most)
         }
     };
     if ask.json {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::table::{self, Column};
-use crate::watch::{Kind, Seen, Watch, number, size, word};
+use crate::watch::{Seen, Watch, What, number, size, word};
 use crate::{cells, duration, output};
 
 const LENDERS: [Column; 7] = [
@@ -57,7 +57,7 @@ pub struct Arguments {
     json: bool,
     /// Of these kinds alone.
     #[arg(value_name = "KIND")]
-    kinds: Vec<Kind>,
+    kinds: Vec<What>,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -108,7 +108,7 @@ pub fn shown(ns: u64) -> String {
 
 fn text_of(seen: &Seen, width: usize) -> String {
     if seen.is_empty() {
-        return "nothing of this user runs here: no program on far memory, no node, no uplink\n".into();
+        return format!("{}\n", seen.nothing());
     }
     let node = |node: &Value| {
         let rate = |name: &str| size(&node["per_s"][name]);
@@ -123,10 +123,10 @@ fn text_of(seen: &Seen, width: usize) -> String {
         ]
     };
     let sections = [
-        (&NODES[..], seen.of(Kind::Nodes).iter().map(node).collect::<Vec<_>>()),
-        (&PORTS[..], seen.of(Kind::Uplinks).iter().flat_map(|uplink| cells::ports(uplink, port)).collect()),
+        (&NODES[..], seen.of(What::Nodes).iter().map(node).collect::<Vec<_>>()),
+        (&PORTS[..], seen.of(What::Uplinks).iter().flat_map(|uplink| cells::ports(uplink, port)).collect()),
     ];
-    let mut text = text_of_programs(seen.of(Kind::Programs), width);
+    let mut text = text_of_programs(seen.of(What::Programs), width);
     let lines = table::sections(&sections, width);
     if !text.is_empty() && !lines.is_empty() {
         text.push('\n');

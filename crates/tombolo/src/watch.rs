@@ -1,18 +1,20 @@
 //! Looks at what runs here of this user and root, and the rates that follow from two looks.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
+use tombolo_node::NodeStatus;
 
 use crate::control::{self, Question};
 use crate::size::Size;
-use crate::{local, net, node_control, output, side_by_side};
+use crate::status::Rates as LinkRates;
+use crate::{local, net, output, side_by_side};
 
 /// What there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
-pub enum Kind {
+pub enum What {
     /// Programs on far memory.
     Programs,
     /// Nodes.
@@ -21,9 +23,29 @@ pub enum Kind {
     Uplinks,
 }
 
-impl Kind {
+impl What {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Programs, Self::Nodes, Self::Uplinks];
+
+    /// Whether both are said by the same process: another one may listen at the same place by now.
+    fn is_of_one_process(self, before: &Value, now: &Value) -> bool {
+        let key = match self {
+            Self::Programs => "supervisor_pid",
+            Self::Nodes => "process_id",
+            // Its place is called after its process.
+            Self::Uplinks => return true,
+        };
+        before[key] == now[key]
+    }
+
+    /// What people call it.
+    fn words(self) -> &'static str {
+        match self {
+            Self::Programs => "no program on far memory",
+            Self::Nodes => "no node",
+            Self::Uplinks => "no uplink",
+        }
+    }
 
     /// In JSON.
     fn key(self) -> &'static str {
@@ -35,9 +57,9 @@ impl Kind {
     }
 }
 
-/// One that listens, and what it has said, or why it has not.
+/// A service, and what it has said, or why it has not.
 struct Asked {
-    kind: Kind,
+    what: What,
     /// No other one has it.
     place: String,
     name: String,
@@ -49,20 +71,28 @@ struct Asked {
 #[derive(Default)]
 pub struct Seen {
     /// Of the kinds that were looked for.
-    by_kind: HashMap<Kind, Vec<Value>>,
+    by_kind: HashMap<What, Vec<Value>>,
     /// Those that do not answer.
     silent: Vec<Value>,
 }
 
 impl Seen {
     /// What is of a kind.
-    pub fn of(&self, kind: Kind) -> &[Value] {
+    pub fn of(&self, kind: What) -> &[Value] {
         self.by_kind.get(&kind).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether there is nothing.
+    /// Whether nothing has answered.
     pub fn is_empty(&self) -> bool {
         self.by_kind.values().all(Vec::is_empty)
+    }
+
+    /// What to say where nothing has answered.
+    pub fn nothing(&self) -> String {
+        let looked_for = What::ALL.into_iter().filter(|what| self.by_kind.contains_key(what));
+        let words = looked_for.map(What::words).collect::<Vec<_>>().join(", ");
+        let answers = if self.silent.is_empty() { "" } else { " and answers" };
+        format!("nothing of this user runs here{answers}: {words}")
     }
 
     /// As JSON: a kind that was not looked for is not there.
@@ -75,59 +105,67 @@ impl Seen {
     }
 }
 
+/// How long a service may take to say how it is. A bound, not a measurement.
+const TIMEOUT: Duration = control::STATUS_TIMEOUT;
+/// The same, of one that did not answer the last time: it is to hold up the others as little as may be.
+const TIMEOUT_OF_SILENT: Duration = Duration::from_millis(100);
+
 /// Remembers the last look.
 pub struct Watch {
-    kinds: Vec<Kind>,
+    what: Vec<What>,
     /// Whether nodes tell their counters.
     with_counters: bool,
     before: HashMap<String, (Instant, Value)>,
-    /// Of which it was said that they do not answer.
+    /// Those that did not answer the last time. That was said.
     silent: HashSet<String>,
 }
 
 impl Watch {
     /// Looks at these kinds; at all, if there is none.
-    pub fn new(kinds: &[Kind], with_counters: bool) -> Self {
-        let kinds = if kinds.is_empty() { Kind::ALL.to_vec() } else { kinds.to_vec() };
-        Self { kinds, with_counters, before: HashMap::new(), silent: HashSet::new() }
+    pub fn new(what: &[What], with_counters: bool) -> Self {
+        let is_wanted = |one: &What| what.is_empty() || what.contains(one);
+        let what = What::ALL.into_iter().filter(is_wanted).collect();
+        Self { what, with_counters, before: HashMap::new(), silent: HashSet::new() }
     }
 
-    /// How each is. From the second look on with `per_s`, the rates since the last one.
+    /// How each is. From the second look on with `per_s`, the rates since the last one. All are asked at once: a look takes as long as the
+    /// slowest of them.
     pub fn look(&mut self) -> Seen {
         let mut seen = Seen::default();
         let (mut before, mut silent) = (HashMap::new(), HashSet::new());
-        let with_counters = self.with_counters;
-        // Who does not answer delays no other kind.
-        let asked = side_by_side::ask(&self.kinds, |kind| match kind {
-            Kind::Programs => programs(),
-            Kind::Nodes => nodes(with_counters),
-            Kind::Uplinks => uplinks(),
+        let asking = Asking { silent: &self.silent, with_counters: self.with_counters };
+        let asked = side_by_side::ask(&self.what, |what| match what {
+            What::Programs => asking.programs(),
+            What::Nodes => asking.nodes(),
+            What::Uplinks => asking.uplinks(),
         });
-        for kind in &self.kinds {
-            seen.by_kind.insert(*kind, Vec::new());
+        for what in &self.what {
+            seen.by_kind.insert(*what, Vec::new());
         }
-        for Asked { kind, place, name, answer, at } in asked.into_iter().flatten() {
+        for Asked { what, place, name, answer, at } in asked.into_iter().flatten() {
             let status = match answer {
                 Ok(status) => status,
                 Err(reason) => {
                     if !self.silent.contains(&place) {
                         output::say(&format!("{reason}; it is left out"));
                     }
-                    seen.silent.push(json!({ "kind": kind.key(), "name": name, "reason": reason }));
+                    seen.silent.push(json!({ "kind": what.key(), "name": name, "reason": reason }));
                     silent.insert(place);
                     continue;
                 }
             };
             let mut told = status.clone();
-            if let Some((since, before)) = self.before.get(&place) {
-                let rates = Rates { before, elapsed_s: (at - *since).as_secs_f64() };
-                match kind {
-                    Kind::Programs => rates.of_program(&mut told),
-                    Kind::Nodes => rates.of_node(&mut told),
-                    Kind::Uplinks => rates.of_uplink(&mut told),
+            if let Some((since, before)) = self.before.get(&place)
+                && what.is_of_one_process(before, &status)
+            {
+                let rates = Rates { before, elapsed: at - *since };
+                match what {
+                    What::Programs => rates.of_program(&mut told),
+                    What::Nodes => rates.of_node(&mut told),
+                    What::Uplinks => rates.of_uplink(&mut told),
                 }
             }
-            seen.by_kind.entry(kind).or_default().push(told);
+            seen.by_kind.entry(what).or_default().push(told);
             before.insert(place, (at, status));
         }
         (self.silent, self.before) = (silent, before);
@@ -135,54 +173,61 @@ impl Watch {
     }
 }
 
-fn programs() -> Vec<Asked> {
-    let runs = control::runs();
-    let answers = side_by_side::ask(&runs, |run| (run.ask(&Question::Status), Instant::now()));
-    let asked = runs.iter().zip(answers).map(|(run, (answer, at))| {
-        let answer = answer.and_then(|status| match status {
-            Value::Object(_) => Ok(status),
-            _ => Err(format!("the run of process {} answers no status", run.pid)),
-        });
-        // Runs in different pid namespaces may have the same number.
-        let place = run.path().display().to_string();
-        Asked { kind: Kind::Programs, place, name: run.pid.to_string(), answer, at }
-    });
-    asked.collect()
+/// One look.
+struct Asking<'a> {
+    silent: &'a HashSet<String>,
+    with_counters: bool,
 }
 
-fn nodes(with_counters: bool) -> Vec<Asked> {
-    let nodes = local::nodes();
-    let answers = side_by_side::ask(&nodes, |node| {
-        let client = node.client().map_err(node_control::StatusError::from);
-        let status = client.and_then(|client| node_control::status(client, with_counters));
-        (status.map_err(|error| error.to_string()), Instant::now())
-    });
-    let asked = nodes.iter().zip(answers).map(|(node, (answer, at))| {
-        let name = node.name().to_owned();
-        let answer = answer.and_then(|status| {
-            let mut value = serde_json::to_value(status).map_err(|error| error.to_string())?;
-            // The name that commands take.
-            value["local_name"] = json!(name);
-            Ok(value)
-        });
-        let answer = answer.map_err(|reason| format!("node `{name}` does not answer: {reason}"));
-        Asked { kind: Kind::Nodes, place: node.address().to_string(), name, answer, at }
-    });
-    asked.collect()
-}
+impl Asking<'_> {
+    fn timeout(&self, place: &str) -> Duration {
+        if self.silent.contains(place) { TIMEOUT_OF_SILENT } else { TIMEOUT }
+    }
 
-fn uplinks() -> Vec<Asked> {
-    let owners = net::owners();
-    let answers = side_by_side::ask(&owners, |(_, client)| (net::show::all(client), Instant::now()));
-    let asked = owners.iter().zip(answers).map(|((path, _), (answer, at))| {
-        let place = path.display().to_string();
-        let answer = answer
-            .map(|(uplink, ports)| json!({ "uplink": uplink, "ports": ports }))
-            .map_err(|error| format!("the owner at {place}: {}", error.text));
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Asked { kind: Kind::Uplinks, place, name, answer, at }
-    });
-    asked.collect()
+    fn programs(&self) -> Vec<Asked> {
+        let asked = side_by_side::ask(&control::runs(), |run| {
+            // Runs in different pid namespaces may have the same number.
+            let place = run.path().display().to_string();
+            let answer = run.ask_within(&Question::Status, self.timeout(&place))?;
+            let answer = answer.and_then(|status| match status {
+                Value::Object(_) => Ok(status),
+                _ => Err(format!("the run of process {} answers no status", run.pid)),
+            });
+            Some(Asked { what: What::Programs, place, name: run.pid.to_string(), answer, at: Instant::now() })
+        });
+        asked.into_iter().flatten().collect()
+    }
+
+    fn nodes(&self) -> Vec<Asked> {
+        let asked = side_by_side::ask(&local::nodes(), |node| {
+            let (place, name) = (node.address().to_string(), node.name().to_owned());
+            let answer = match node.status(self.with_counters, self.timeout(&place)) {
+                Err(error) if error.is_gone() => return None,
+                Err(error) => Err(error.to_string()),
+                Ok(status) => serde_json::to_value(status).map_err(|error| error.to_string()),
+            };
+            let answer = answer.map_err(|reason| format!("node `{name}` does not answer: {reason}"));
+            let answer = answer.map(|mut status| {
+                // The name that commands take.
+                status["local_name"] = json!(name);
+                status
+            });
+            Some(Asked { what: What::Nodes, place, name, answer, at: Instant::now() })
+        });
+        asked.into_iter().flatten().collect()
+    }
+
+    fn uplinks(&self) -> Vec<Asked> {
+        let asked = side_by_side::ask(&net::owners(), |path| {
+            let place = path.display().to_string();
+            let answer = net::all_at(path, self.timeout(&place))?
+                .map(|(uplink, ports)| json!({ "uplink": uplink, "ports": ports }))
+                .map_err(|reason| format!("the owner at {place}: {reason}"));
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            Some(Asked { what: What::Uplinks, place, name, answer, at: Instant::now() })
+        });
+        asked.into_iter().flatten().collect()
+    }
 }
 
 /// A number in a status.
@@ -203,12 +248,12 @@ pub fn word<'a>(value: &'a Value, key: &str) -> &'a str {
 /// Adds what follows from an earlier status.
 struct Rates<'a> {
     before: &'a Value,
-    elapsed_s: f64,
+    elapsed: Duration,
 }
 
 impl Rates<'_> {
     fn per_s(&self, after: u64, before: u64) -> u64 {
-        (after.saturating_sub(before) as f64 / self.elapsed_s).round() as u64
+        (after.saturating_sub(before) as f64 / self.elapsed.as_secs_f64()).round() as u64
     }
 
     fn of_program(&self, status: &mut Value) {
@@ -218,9 +263,9 @@ impl Rates<'_> {
         let far = |name: &str| rate(&status["far"][name], &before["far"][name]);
         let rates = json!({
             "far_faults": counter("far_faults"),
-            "bytes_in": counter("pages_in") * 4096,
-            "bytes_out": counter("pages_out") * 4096,
-            "copies": far("copies_restored") + far("copies_moved"),
+            "bytes_in": counter("pages_in").saturating_mul(4096),
+            "bytes_out": counter("pages_out").saturating_mul(4096),
+            "copies": far("copies_restored").saturating_add(far("copies_moved")),
             "p99_us": late_us(&status["pauses"]["histogram"], &before["pauses"]["histogram"]),
         });
         status["per_s"] = rates;
@@ -237,15 +282,17 @@ impl Rates<'_> {
         }
     }
 
+    /// Of all of its links together.
     fn of_node(&self, status: &mut Value) {
-        let sum = |status: &Value, name: &str| -> u64 {
-            let ends = ["borrowers", "neighbours"].into_iter().flat_map(|list| status[list].as_array());
-            let links = ends.flatten().flat_map(|end| end["links"].as_array()).flatten();
-            links.map(|link| number(&link[name])).sum()
-        };
-        let rate = |name: &str| self.per_s(sum(status, name), sum(self.before, name));
-        status["per_s"] =
-            json!({ "sent_bytes": rate("sent_bytes"), "received_bytes": rate("received_bytes") });
+        let read = |status: &Value| serde_json::from_value::<NodeStatus>(status.clone());
+        let (Ok(before), Ok(now)) = (read(self.before), read(status)) else { return };
+        let rates = LinkRates::between(&before, &now, self.elapsed);
+        let (mut sent, mut received) = (0u64, 0u64);
+        for rate in rates.borrowers.iter().chain(&rates.neighbours).flatten() {
+            sent = sent.saturating_add(rate.sent_bytes);
+            received = received.saturating_add(rate.received_bytes);
+        }
+        status["per_s"] = json!({ "sent_bytes": sent, "received_bytes": received });
     }
 
     fn of_uplink(&self, status: &mut Value) {
@@ -273,7 +320,7 @@ fn dropped(status: &Value) -> u64 {
     let counters = &status["counters"];
     let refused: u64 =
         counters["refused"].as_object().into_iter().flatten().map(|(_, count)| number(count)).sum();
-    refused + number(&counters["undelivered"]) + number(&counters["overflowed"])
+    refused.saturating_add(number(&counters["undelivered"])).saturating_add(number(&counters["overflowed"]))
 }
 
 /// The time in microseconds within which 99 of 100 pauses since then ended, as well as the histogram tells. 0: there was
@@ -289,8 +336,8 @@ fn late_us(now: &Value, before: &Value) -> u64 {
         .map(|(most_us, count)| (most_us, count - before.get(&most_us).copied().unwrap_or(0).min(count)))
         .collect();
     since.sort_unstable();
-    let total: u64 = since.iter().map(|(_, count)| count).sum();
-    let mut left = (total * 99).div_ceil(100);
+    let total = since.iter().fold(0u64, |total, (_, count)| total.saturating_add(*count));
+    let mut left = total - total / 100;
     for (most_us, count) in since {
         if left > 0 && count >= left {
             return most_us;
@@ -324,7 +371,7 @@ mod tests {
         let lender = |name: &str, read: u64| json!({ "name": name, "read_bytes": read });
         let status = |faults: u64, lenders: &[Value]| json!({ "counters": { "far_faults": faults }, "far": { "lenders": lenders } });
         let before = status(10, &[lender("gone", 1 << 30), lender("stays", 1000)]);
-        let rates = Rates { before: &before, elapsed_s: 2.0 };
+        let rates = Rates { before: &before, elapsed: Duration::from_secs(2) };
         // One has come since, and one is gone.
         let mut now = status(30, &[lender("stays", 9192), lender("new", 4)]);
         rates.of_program(&mut now);
@@ -334,11 +381,30 @@ mod tests {
     }
 
     #[test]
+    fn another_process_at_the_same_place_has_no_rates_yet() {
+        let node = |process: u32| json!({ "process_id": process });
+        assert!(What::Nodes.is_of_one_process(&node(1), &node(1)));
+        assert!(!What::Nodes.is_of_one_process(&node(1), &node(2)));
+        let run = |process: u32| json!({ "supervisor_pid": process });
+        assert!(!What::Programs.is_of_one_process(&run(1), &run(2)));
+    }
+
+    #[test]
+    fn what_was_not_looked_for_is_not_said_to_be_absent() {
+        let mut seen = Seen { by_kind: [(What::Nodes, Vec::new())].into(), silent: Vec::new() };
+        assert_eq!(seen.nothing(), "nothing of this user runs here: no node");
+        seen.silent.push(json!({}));
+        assert_eq!(seen.nothing(), "nothing of this user runs here and answers: no node");
+    }
+
+    #[test]
     fn rates_of_nodes_and_ports_are_those_of_their_links_and_counters() {
-        let node = |sent: u64| json!({ "borrowers": [{ "links": [{ "sent_bytes": sent }] }], "neighbours": [{ "links": [{ "sent_bytes": 7 }] }] });
-        let before = node(100);
-        let mut now = node(300);
-        Rates { before: &before, elapsed_s: 2.0 }.of_node(&mut now);
+        let link = |sent: u64| json!([{ "path": 0, "sent_bytes": sent }]);
+        let borrower = |name: &str, sent: u64| json!({ "name": name, "links": link(sent) });
+        let before =
+            json!({ "borrowers": [borrower("gone", 1 << 40), borrower("stays", 100)], "neighbours": [] });
+        let mut now = json!({ "borrowers": [borrower("stays", 300)], "neighbours": [] });
+        Rates { before: &before, elapsed: Duration::from_secs(2) }.of_node(&mut now);
         assert_eq!((&now["per_s"]["sent_bytes"], &now["per_s"]["received_bytes"]), (&json!(100), &json!(0)));
         let uplink = |sent: u64, refused: u64| {
             let counters = json!({ "sent": { "bytes": sent }, "received": { "bytes": 5 }, "refused": { "x": refused }, "undelivered": 1 });
@@ -346,7 +412,7 @@ mod tests {
         };
         let before = uplink(100, 1);
         let mut now = uplink(300, 9);
-        Rates { before: &before, elapsed_s: 2.0 }.of_uplink(&mut now);
+        Rates { before: &before, elapsed: Duration::from_secs(2) }.of_uplink(&mut now);
         let wanted = json!({ "sent_bytes": 100, "received_bytes": 0, "dropped": 4 });
         assert_eq!((&now["uplink"]["per_s"], &now["ports"][0]["per_s"]), (&wanted, &wanted));
     }

@@ -1,4 +1,4 @@
-//! Pauses that grow, up to a bound, and differ by chance.
+//! Pauses between attempts, which grow up to a bound and vary at random.
 
 /// Random numbers from a seed (SplitMix64). Not `tombolo-random`, which is for tests, benches and inputs: it reads
 /// seeds from the environment and prints them, and the core does no I/O.
@@ -18,7 +18,7 @@ impl Jitter {
         mixed ^ (mixed >> 31)
     }
 
-    /// Three quarters of a pause up to five quarters of it.
+    /// A random time between three quarters and five quarters of a pause.
     pub(super) fn around(&mut self, pause_ns: u64) -> u64 {
         pause_ns - pause_ns / 4 + self.next() % (pause_ns / 2).max(1)
     }
@@ -27,13 +27,13 @@ impl Jitter {
 /// Pauses between dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pauses {
-    /// The first one.
+    /// The first pause.
     pub first_ns: u64,
-    /// They double up to this.
+    /// The longest pause: each pause is twice the last one, up to this.
     pub longest_ns: u64,
-    /// A link that was there for this long begins anew with the first.
+    /// After the loss of a link that lasted this long, the pauses begin with the first again.
     pub lasting_ns: u64,
-    /// Between two questions who answers at the address of a suspect neighbour.
+    /// Pause between two probes of the address of a suspect neighbour.
     pub probe_ns: u64,
 }
 
@@ -44,7 +44,7 @@ impl Default for Pauses {
             first_ns: 100_000_000,
             // A node that comes back is joined 5 s later at most; one dial in 5 s costs nothing.
             longest_ns: 5_000_000_000,
-            // As the longest pause: a link that fails sooner is no success.
+            // The same as the longest pause: a link that fails sooner is no success.
             lasting_ns: 5_000_000_000,
             // A bound, not a measurement: below the 1.5 s of silence after which a link is suspect.
             probe_ns: 1_000_000_000,
@@ -52,7 +52,7 @@ impl Default for Pauses {
     }
 }
 
-/// The next pause: twice the last one, within the bound.
+/// Computes the next pause: twice the last one, within the bound.
 #[derive(Debug)]
 pub(super) struct BackOff {
     next_ns: u64,

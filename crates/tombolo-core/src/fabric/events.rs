@@ -1,10 +1,10 @@
-//! What the machine of neighbours is told, and what it asks for.
+//! Events and actions of the state machine of neighbours.
 
-/// A neighbour: its place among those that are wanted, from 0.
+/// A neighbour: its index among those that are wanted, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NeighbourId(pub u32);
 
-/// A link, by a number of the caller's that no other link has or had.
+/// A link: a number that the caller chooses, and that no other link has or had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
@@ -13,9 +13,9 @@ pub struct LinkId(pub u32);
 pub enum Proof {
     /// A key.
     Key([u8; 32]),
-    /// The kernel names its process on this machine: its number, and when it began.
+    /// Its process on this machine, as the kernel names it: the process number, and when the process began.
     Process(u32, u64),
-    /// Nothing. What it says of its life is believed only if it was dialed.
+    /// Nothing. The life that the node claims is believed only if this node has dialed it.
     Nothing,
 }
 
@@ -28,7 +28,7 @@ pub struct Identity {
     pub life: [u8; 16],
 }
 
-/// A dial under way: its outcome comes back with it, once.
+/// A dial under way. The caller gives it back once, with the outcome.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Dial {
     pub(super) number: u64,
@@ -37,12 +37,12 @@ pub struct Dial {
 }
 
 impl Dial {
-    /// Who is dialed.
+    /// The neighbour that is dialed.
     pub fn neighbour(&self) -> NeighbourId {
         self.neighbour
     }
 
-    /// By which of its addresses.
+    /// Index of the neighbour's address that is dialed.
     pub fn address(&self) -> usize {
         self.address
     }
@@ -51,11 +51,11 @@ impl Dial {
 /// What became of [`Action::Dial`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum DialOutcome {
-    /// A link to this node is up, and it has taken it.
+    /// A link to the node with this identity is up, and that node has accepted it.
     Joined(LinkId, Identity),
-    /// This node answers, and says that there is a link already. The dialed one is closed.
+    /// The node with this identity answers that there is a link already. The dialed link is closed.
     Refused(Identity),
-    /// Nothing came of it.
+    /// The dial failed.
     Failed,
 }
 
@@ -66,37 +66,37 @@ pub enum Event {
     Elapsed,
     /// An [`Action::Dial`] has ended.
     Dialed(Dial, DialOutcome),
-    /// An [`Action::Probe`] has ended; who answers, if anybody does.
+    /// An [`Action::Probe`] has ended. The identity is that of the node that answers, if one does.
     Probed(Dial, Option<Identity>),
-    /// An [`Action::AddPath`] has ended; whether there is that path now.
+    /// An [`Action::AddPath`] has ended, and whether the path is up now.
     PathAdded(Dial, bool),
-    /// Another node has dialed, and asks to be joined by this link: to be answered with [`Action::Answer`].
+    /// Another node has dialed, and asks to be joined by this link. The machine answers with [`Action::Answer`].
     Came {
-        /// By this link.
+        /// The link by which the node asks.
         link: LinkId,
-        /// Who it is.
+        /// The identity of the node.
         identity: Identity,
-        /// It was refused before, and has no link.
+        /// The node was refused because of a link that exists already, but it has none.
         insists: bool,
     },
-    /// Nothing is heard by a link for a while, or is again.
+    /// Whether a link is suspect: nothing has been heard by it for a while.
     Suspected(LinkId, bool),
     /// A link is lost, with all its paths.
     Lost(LinkId),
-    /// A path that was dialed by that address is lost, and others of the neighbour are left.
+    /// The path by that address of a neighbour is lost, and other paths to the neighbour are left.
     PathLost(NeighbourId, usize),
 }
 
 /// Why a link is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// There is another one to the same node.
+    /// There is another link to the same node.
     Duplicate,
-    /// At the neighbour's address another life answers.
+    /// Another life answers at the neighbour's address.
     Restarted,
 }
 
-/// How a neighbour is, for people.
+/// A change in the state of a neighbour, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Joined for the first time.
@@ -109,21 +109,21 @@ pub enum Change {
     IsItself,
 }
 
-/// What is to be done.
+/// What the caller is to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     /// Connect to the address, and ask to be joined.
     Dial {
-        /// Comes back with [`Event::Dialed`], and says where.
+        /// The dial: it says where to connect, and comes back with [`Event::Dialed`].
         dial: Dial,
-        /// It was refused before, and has no link.
+        /// This node was refused because of a link that exists already, but it has none.
         insist: bool,
     },
-    /// Connect to the address, ask who answers, and close. Ends with [`Event::Probed`].
+    /// Connect to the address, ask which node answers, and close. Ends with [`Event::Probed`].
     Probe(Dial),
-    /// Connect to the address as another path of a link's peer. Ends with [`Event::PathAdded`].
+    /// Connect to the address as another path of the link's peer. Ends with [`Event::PathAdded`].
     AddPath(Dial, LinkId),
-    /// Tell who has dialed whether it is joined; if not, close the link.
+    /// Tell the node that has dialed whether it is joined. If it is not, the link is to be closed.
     Answer(LinkId, bool),
     /// Close a link.
     Close(LinkId, CloseReason),

@@ -1,4 +1,4 @@
-//! What nodes are to each other.
+//! Neighbours: which nodes are to be joined to this one, and by which links.
 
 mod back_off;
 mod events;

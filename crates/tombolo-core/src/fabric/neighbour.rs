@@ -1,7 +1,8 @@
-//! The nodes that this one is to be joined to, and the links to them: what is wanted against what is there.
+//! State machine of the nodes that this one is to be joined to: compares the links that are wanted with those that
+//! exist.
 //!
-//! A neighbour is wanted for good. While no link leads to it, it is dialed, after pauses that grow up to a bound;
-//! when its link is lost, it is dialed again. Two nodes may want each other, so links come from both sides:
+//! A neighbour is wanted for good. While no link leads to it, it is dialed, after pauses that grow up to a bound. When
+//! its link is lost, it is dialed again. Two nodes may want each other, so links come from both sides:
 //!
 //! ```text
 //!                     dial's time      link lost
@@ -12,16 +13,16 @@
 //!  comes └─────┴────────────────── Joined ── suspect: its address is asked who answers there
 //! ```
 //!
-//! **One link a pair.** The side that is dialed refuses a second link from the same life of the same node, unless
-//! the dialer *insists*: it was refused before, and has no link, so the one that is known here is dead. Only two
-//! dials that cross are both accepted; then both sides know of both links, and keep the one that the node with
-//! the smaller life has dialed.
+//! **One link a pair.** The side that is dialed refuses a second link from the same life of the same node, unless the
+//! dialer *insists*. A dialer insists if it was refused before but has no link: then the link that is known here is
+//! dead. Two dials that cross are both accepted. Then both sides know of both links, and keep the one that the node
+//! with the smaller life has dialed.
 //!
-//! **Who it is.** A node is told by what it has proved and by its life. Nothing follows from a claim that nothing
-//! proves: such links are accepted, and count for nobody.
+//! **Identity.** A node is identified by what it has proved and by its life. A claim without a proof has no effect: a
+//! link that comes without a proof is accepted, but counts as no neighbour's.
 //!
 //! **How.** `handle` events, then `poll` actions until there are none, and come back at `next_deadline` with
-//! [`Event::Elapsed`]. Each dial is answered once, by the [`Dial`] that came with it.
+//! [`Event::Elapsed`]. Report the outcome of each dial once, with the [`Dial`] that came with the action.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,7 +36,7 @@ use crate::rdma::Time;
 #[derive(Debug)]
 struct KnownLink {
     identity: Identity,
-    /// By this node.
+    /// Whether this node has dialed it.
     dialed: bool,
     suspect: bool,
 }
@@ -47,7 +48,7 @@ enum State {
     Joined { link: LinkId, since: Time },
 }
 
-/// A path beside the first link.
+/// The path by one address of a neighbour.
 #[derive(Debug, PartialEq, Eq)]
 enum Route {
     Up,
@@ -65,13 +66,14 @@ enum ProbeState {
 #[derive(Debug)]
 struct Neighbour {
     state: State,
-    /// The address that is dialed next, or by which it was found.
+    /// Index of the address that is dialed next, or by which the neighbour was found.
     address: usize,
-    /// Who answered there the last time.
+    /// The node that answered a dial last.
     found: Option<Identity>,
     was_joined: bool,
     is_itself: bool,
-    /// When it was dialed at once, as somebody came.
+    /// When its pause was last cut short, so that it was dialed at once, because a node had connected that may be this
+    /// neighbour.
     hurried_at: Option<Time>,
     back_off: BackOff,
     probe: ProbeState,
@@ -92,7 +94,8 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
-    /// `addresses` holds the number of addresses of each neighbour; none is joined yet. The seed gives the jitter.
+    /// A machine for neighbours of which none is joined yet. `addresses` holds the number of addresses of each
+    /// neighbour. The seed gives the jitter.
     pub fn new(own_life: [u8; 16], addresses: &[usize], pauses: Pauses, seed: u64, now: Time) -> Self {
         let neighbours = addresses.iter().map(|addresses| Neighbour {
             state: State::Waiting { until: now, insist: false },
@@ -153,7 +156,7 @@ impl Neighbours {
         }
     }
 
-    /// Something has happened. Poll afterwards.
+    /// Handles an event. Call [`Self::poll`] afterwards.
     pub fn handle(&mut self, now: Time, event: Event) {
         match event {
             Event::Elapsed => {}
@@ -179,7 +182,7 @@ impl Neighbours {
             match self.neighbours[index].state {
                 State::Waiting { until, insist } if until <= now => {
                     if self.same_node_is_dialed(index) {
-                        // Its outcome may be this one's, too.
+                        // The outcome of that dial may hold for this neighbour, too.
                         let until = now.after_ns(self.jitter.around(self.pauses.first_ns));
                         self.neighbours[index].state = State::Waiting { until, insist };
                         continue;
@@ -211,7 +214,7 @@ impl Neighbours {
         }
     }
 
-    /// Whether the node that a neighbour was the last time is being dialed under another number.
+    /// Whether the node that was last found for a neighbour is being dialed for another neighbour.
     fn same_node_is_dialed(&self, index: usize) -> bool {
         let Some(found) = self.neighbours[index].found else { return false };
         self.neighbours.iter().enumerate().any(|(other, neighbour)| {
@@ -252,7 +255,7 @@ impl Neighbours {
                 }
                 self.links.insert(link, KnownLink { identity, dialed: true, suspect: false });
                 if was_insistent == Some(true) {
-                    // The other side has closed all others.
+                    // The other side has closed all other links.
                     self.close_others(now, link);
                 } else {
                     self.close_duplicates(now, link);
@@ -287,14 +290,15 @@ impl Neighbours {
         }
     }
 
-    /// The links to one node. What is not proved is nobody's.
+    /// The known links to one node. A link that came without a proof is not known.
     fn links_to(&self, identity: Identity) -> Vec<LinkId> {
         let same = |link: &KnownLink| link.identity == identity;
         self.links.iter().filter(|(_, known)| same(known)).map(|(link, _)| *link).collect()
     }
 
-    /// Where two dials have crossed, both sides keep the link that the smaller life has dialed. What was dialed
-    /// by one side twice, that side has done without the first.
+    /// Closes all links but one to the node of the newest link. If two dials have crossed, both sides keep the link
+    /// that the smaller life has dialed. If one side has dialed twice, the newer link is kept, because that side has
+    /// given up the older one.
     fn close_duplicates(&mut self, now: Time, newest: LinkId) {
         let Some(KnownLink { identity, .. }) = self.links.get(&newest) else { return };
         let identity = *identity;
@@ -309,7 +313,7 @@ impl Neighbours {
         self.close_others(now, kept);
     }
 
-    /// Only this link to its node is kept.
+    /// Closes all other links to the node that `kept` leads to.
     fn close_others(&mut self, now: Time, kept: LinkId) {
         let Some(KnownLink { identity, .. }) = self.links.get(&kept) else { return };
         let identity = *identity;
@@ -327,7 +331,7 @@ impl Neighbours {
         }
     }
 
-    /// Neighbours that this node was found to be are joined by its link.
+    /// Notes as joined all neighbours for which the node with this identity was found.
     fn join_all(&mut self, now: Time, identity: Identity) {
         let Some(link) = self.links_to(identity).into_iter().next_back() else { return };
         for index in 0..self.neighbours.len() {
@@ -353,7 +357,7 @@ impl Neighbours {
         neighbour.probe = ProbeState::Idle;
         neighbour.is_itself = false;
         neighbour.path_back_off.reset(&self.pauses);
-        // Where the other side has dialed, the first address counts as the one that leads back.
+        // If the other side has dialed, its link counts as the path by the first address.
         let first = if dialed { neighbour.address } else { 0 };
         let at = now.after_ns(if dialed { 0 } else { self.jitter.around(self.pauses.first_ns) });
         for (address, route) in neighbour.routes.iter_mut().enumerate() {
@@ -364,7 +368,7 @@ impl Neighbours {
 
     fn came(&mut self, now: Time, link: LinkId, identity: Identity, insists: bool) {
         if identity.life == self.own_life {
-            // It is this node that has dialed.
+            // This node has dialed itself.
             return self.actions.push_back(Action::Answer(link, false));
         }
         if identity.proof == Proof::Nothing {
@@ -381,9 +385,10 @@ impl Neighbours {
         self.expect_neighbour(now, identity);
     }
 
-    /// A node that connected may be a neighbour that was away, or the next life of one. Its address tells:
-    /// those are dialed or probed at once. But those who come again and again do not keep the absent ones dialed: one is
-    /// hurried once in the longest pause, unless it is known to be the one that comes.
+    /// Called when a node has connected: dials or probes at once each neighbour that the node may be. The node may be a
+    /// neighbour that was away, or the next life of one, and only the neighbour's address tells. A node that connects
+    /// again and again must not keep absent neighbours dialed. So a neighbour's pause is cut short only once in the
+    /// longest pause, unless the node is known to be that neighbour.
     fn expect_neighbour(&mut self, now: Time, identity: Identity) {
         let longest_ns = self.pauses.longest_ns;
         for neighbour in &mut self.neighbours {

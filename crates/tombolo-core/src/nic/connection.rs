@@ -21,7 +21,7 @@ pub const CONNECTIONS_MAX_OF_USER: usize = 256;
 /// How long a process of another user may take to attach a port, which it does with its first message.
 pub const ATTACH_TIMEOUT_NS: u64 = 5_000_000_000;
 
-/// The class of a user, by which the owner admits its processes.
+/// The rank of a user, by which the owner admits its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rank {
     /// The owner's user, or root.
@@ -37,7 +37,7 @@ pub enum Rank {
 pub struct Caller {
     /// Its user's number.
     pub user: u32,
-    /// The class of that user.
+    /// The rank of that user.
     pub rank: Rank,
     /// Its user's processes have passed more descriptors than could be closed.
     pub is_overdue: bool,

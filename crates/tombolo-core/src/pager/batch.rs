@@ -24,61 +24,62 @@ use super::page::{Entry, Page, State};
 use super::table::Outcome;
 use crate::store::{NoRoom, Store};
 
-/// Where the contents of a page go that has none stored.
+/// Where contents that are to be stored are copied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Straight to its slot, at this address of the driver's.
+    /// Straight to the slot, which the driver reaches at this address.
     Direct(u64),
-    /// By this page of the driver's staging memory, once it has one.
+    /// To this page of the driver's staging memory, from which they are sent; `None` until it has one.
     Staged(Option<u32>),
 }
 
 /// What is known of the contents of a page that is to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// They are stored, in this slot or as zeroes: the page can just go.
+    /// They were stored before the page was to leave, in this slot or (`None`) as zeroes: the page can just go.
     Stored(Option<u32>),
-    /// This slot was taken for them.
+    /// They are to be stored in this slot, which was taken for them.
     New(u32, Place),
     /// They have been stored in this slot since it was to leave.
     Saved(u32),
-    /// They were looked at since, and are zeroes.
+    /// They have been read since the page was to leave, and are zeroes.
     Zero,
 }
 
-/// Where a page is that is to leave.
+/// Where a page that is to leave is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// Where it was. Its agent is to move it away.
+    /// Where it was. Its agent has the order to move it away.
     Ordered,
-    /// In the staging area of its program, at this index. It was not stored.
+    /// In the staging area of its program, at this index. Its contents were not stored before.
     Moved(u32),
     /// Where it was, write-protected until its contents are safe; then it is dropped.
     Kept,
-    /// Nowhere: it is stored.
+    /// It has left, and its contents are known.
     Gone,
     /// It was not where its entry says.
     Absent,
-    /// It has left, and what it held is not known: rather no contents than wrong ones.
+    /// It has left, and what it held is not known: the page is lost, which is better than wrong contents.
     Unread,
-    /// It stays as it was.
+    /// It stays as it was, for this reason.
     Stays(Why),
     /// It has left and could not be saved: it is to be mapped again.
     Back,
-    /// It was wanted before it was saved, and is mapped again, but for children that share its end.
+    /// It was wanted before it was saved, and is mapped again in its own program. Children that share its eviction do
+    /// not have it yet.
     Taken,
 }
 
 /// Why a page stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Not this time.
+    /// It could not leave this time.
     NotNow,
-    /// Not this time, and it is protected still: what is stored is what it holds.
+    /// It could not leave this time, but is still write-protected: what is stored is what it holds.
     Protected,
     /// The kernel moves no such page.
     Refused,
-    /// A fork shares it, or it is pinned: it is made its process's own when it is tried next.
+    /// A fork shares it, or it is pinned: the agent makes it the process's own before it is tried next.
     Shared,
 }
 
@@ -91,11 +92,11 @@ pub enum Event {
     Moved(u32),
     /// The agent was told to move it, and the page tables, which tell whether it did, could not be read in time.
     PerhapsMoved,
-    /// It was not there.
+    /// The agent has found no page there.
     NotThere,
     /// It is pinned, or a fork shares it.
     Busy,
-    /// Its mapping is not writable: the kernel moves no page of such a one.
+    /// Its mapping is not writable: the kernel moves no page of such a mapping.
     ReadOnly,
     /// The kernel refuses to move it.
     Refused,
@@ -103,13 +104,13 @@ pub enum Event {
     Changing,
     /// The program has given it up or moved it elsewhere.
     Elsewhere,
-    /// It cannot be protected, or not be read where it is.
+    /// It cannot be write-protected, or cannot be read where it is.
     NotKept,
     /// It could not be read from the staging area.
     NotRead,
     /// It holds nothing but zeroes.
     Zero,
-    /// Its slot has its contents.
+    /// Its contents have been written to its slot.
     Saved,
     /// It could not be saved.
     NotSaved,
@@ -123,7 +124,8 @@ pub enum Event {
     Dropped,
     /// The agent has not dropped it.
     NotDropped,
-    /// It was dropped where it was, by the agent or by the program: the kernel's events do not tell by which, so its last contents are unknown.
+    /// It was dropped where it was, by the agent or by the program. The kernel's events do not tell by which, so its
+    /// last contents are unknown.
     Doubtful,
     /// The agent has ended, and what it had done cannot be read from its program's page tables.
     AgentLost,
@@ -132,17 +134,17 @@ pub enum Event {
 /// A page on its way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
-    /// The page, where its eviction began.
+    /// The page at which its eviction began. The program may have moved it since.
     pub page: Page,
     /// Where it is.
     pub at: At,
     /// What it holds.
     pub contents: Contents,
-    /// It was to leave just now, and was shared.
+    /// It was tried just before, and could not leave because it was shared.
     pub is_retry: bool,
-    /// It shares this frame.
+    /// The frame that it shares with other spaces, if any.
     pub frame: Option<Frame>,
-    /// Memory that it had lies in the staging area of its program, whatever becomes of it.
+    /// Its memory lies, or may lie, in the staging area of its program. This stays true whatever becomes of the page.
     pub is_in_area: bool,
 }
 
@@ -152,7 +154,8 @@ impl Victim {
         Self { page, at: At::Ordered, contents, is_retry: false, frame: None, is_in_area: false }
     }
 
-    /// The eviction of a resident page that shares no frame begins. Also returns its entry from now on. An error: there is no slot for it.
+    /// Begins the eviction of a resident page that shares no frame. Also returns its entry from now on. An error: there
+    /// is no slot for it.
     pub fn of_resident(page: Page, entry: Entry, slots: &mut Store) -> Result<(Self, Entry), NoRoom> {
         if let Some(slot) = entry.slot() {
             let left = entry.with_eviction(State::EvictDrop, Some(slot));
@@ -168,7 +171,7 @@ impl Victim {
         Self { frame: Some(frame), ..self }
     }
 
-    /// It was stored before it was to leave.
+    /// Whether its contents were stored before it was to leave.
     pub fn is_stored(&self) -> bool {
         matches!(self.contents, Contents::Stored(_))
     }
@@ -190,7 +193,7 @@ impl Victim {
         }
     }
 
-    /// The page of the staging memory that it has.
+    /// The page of the staging memory that it has, if any.
     pub fn staged(&self) -> Option<u32> {
         self.place().and_then(|place| match place {
             Place::Staged(staged) => staged,
@@ -198,7 +201,7 @@ impl Victim {
         })
     }
 
-    /// Its contents go by the staging memory.
+    /// Whether its contents go through the staging memory.
     pub fn is_staged(&self) -> bool {
         matches!(self.place(), Some(Place::Staged(_)))
     }
@@ -210,22 +213,22 @@ impl Victim {
         }
     }
 
-    /// Its contents are to be read and stored.
+    /// Whether its contents are to be read and stored.
     pub fn is_to_be_read(&self) -> bool {
         self.place().is_some() && matches!(self.at, At::Moved(_) | At::Kept)
     }
 
-    /// It has left the program, and its contents are in the staging memory only.
+    /// Whether it has left the program and its contents are in the staging memory only.
     pub fn is_offered_back(&self) -> bool {
         self.staged().is_some() && matches!(self.at, At::Moved(_))
     }
 
-    /// Its contents are needed until they are mapped again everywhere.
+    /// Whether its contents are needed until they are mapped again everywhere.
     pub fn goes_back(&self) -> bool {
         matches!(self.at, At::Back | At::Taken)
     }
 
-    /// It has left the program, and waits for no lender and no agent.
+    /// Whether it has left the program and waits for no lender and no agent.
     pub fn is_settled(&self) -> bool {
         match self.at {
             At::Gone | At::Absent => true,
@@ -234,18 +237,18 @@ impl Victim {
         }
     }
 
-    /// It does not stay where it is.
+    /// Whether it leaves, unlike a page that stays where it is.
     pub fn leaves(&self) -> bool {
         !matches!(self.at, At::Stays(_))
     }
 
-    /// What it held when it left is known, and was not before.
+    /// Whether it has left, and this eviction has saved its contents or found that they are zeroes.
     pub fn is_newly_saved(&self) -> bool {
         matches!(self.contents, Contents::Saved(_) | Contents::Zero)
             && matches!(self.at, At::Moved(_) | At::Gone)
     }
 
-    /// What has happened to it.
+    /// Takes note of what has happened to it.
     pub fn happened(&mut self, event: Event) {
         let next = self.after(event);
         debug_assert!(next.is_some(), "{event:?} cannot happen to {self:?}");
@@ -253,7 +256,7 @@ impl Victim {
         self.is_in_area |= matches!(event, Event::Moved(_) | Event::PerhapsMoved);
     }
 
-    /// The page after this has happened. `None`: it cannot happen to it.
+    /// The page after this event. `None`: the event cannot happen to a page in this state.
     fn after(self, event: Event) -> Option<Self> {
         let at = |at| Some(Self { at, ..self });
         let stays = |why| Some(Self { at: At::Stays(why), ..self });
@@ -278,16 +281,16 @@ impl Victim {
             (At::Moved(_) | At::Kept, Event::Saved) => Some(self.saved()),
             (At::Moved(_), Event::NotSaved) if self.place().is_some() => at(At::Back),
             (At::Moved(_), Event::Wanted) if self.place().is_some() => at(At::Taken),
-            // It has not been taken from the program.
+            // The page has not been taken from the program.
             (At::Kept, Event::Elsewhere | Event::NotKept | Event::NotSaved) => stays(Why::NotNow),
-            // It is dropped only when its contents are safe.
+            // The page may be gone now: what it held is known only if it was saved before.
             (At::Kept, Event::Dropped | Event::AgentLost) if self.place().is_some() => at(At::Unread),
             (At::Kept, Event::Dropped | Event::AgentLost) => at(At::Gone),
             (At::Kept, Event::NotDropped | Event::NotOrdered) if self.place().is_some() => stays(Why::NotNow),
             (At::Kept, Event::NotDropped | Event::NotOrdered) => stays(Why::Protected),
             (At::Kept, Event::Doubtful) => at(At::Unread),
 
-            // What is written meanwhile changes nothing any more.
+            // The page is mapped again: how a write of its contents ends does not matter any more.
             (At::Taken, Event::Saved | Event::NotSaved) => at(self.at),
             (At::Back | At::Taken, Event::Returned) => stays(Why::NotNow),
             (At::Back | At::Taken, Event::NotReturned) => at(At::Unread),
@@ -303,7 +306,7 @@ impl Victim {
         }
     }
 
-    /// How its eviction ends. A slot that is not in it any more is released.
+    /// Returns how its eviction ends. Releases its slot if that is not part of the outcome.
     pub fn end(&self, slots: &mut Store) -> Outcome {
         debug_assert!(!matches!(self.at, At::Ordered | At::Kept), "{self:?} has not come to an end");
         let outcome = self.outcome();
@@ -337,14 +340,15 @@ impl Contents {
         Ok(Self::placed(slot, direct))
     }
 
-    /// Contents that are to be stored in this slot, which is reached directly there or is not.
+    /// Contents that are to be stored in `slot`. `direct`: the address at which the driver reaches the slot, if it can.
     pub fn placed(slot: u32, direct: Option<u64>) -> Self {
         Self::New(slot, direct.map_or(Place::Staged(None), Place::Direct))
     }
 }
 
-/// The contents of pages have been read. Gives the slots of zero pages back, and commits those of pages that are where they are to be.
-/// Returns the slots that are to be written, and their pages in the staging memory. `is_zero`: whether the driver has read zeroes.
+/// Goes on with pages whose contents have been read: releases the slots of zero pages, and commits the slots into which
+/// contents were copied directly. Returns the slots that are still to be written, with the page of each in the staging
+/// memory. `is_zero`: whether the driver has read only zeroes.
 pub fn sort_out(
     victims: &mut [Victim],
     slots: &mut Store,
@@ -361,7 +365,7 @@ pub fn sort_out(
         match place {
             Place::Staged(Some(staged)) => to_write.push((slot, staged)),
             Place::Direct(_) if slots.commit(slot, None).is_ok() => victim.happened(Event::Saved),
-            // Its lender is gone, and with it the memory that it was read to.
+            // The slot's lender is gone, and with it the memory to which the page was copied.
             Place::Direct(_) if matches!(victim.at, At::Moved(_)) => victim.happened(Event::NotRead),
             Place::Direct(_) | Place::Staged(None) => victim.happened(Event::NotSaved),
         }
@@ -369,7 +373,7 @@ pub fn sort_out(
     to_write
 }
 
-/// Those that were offered and are not offered any more have been taken back. What is left stands in order.
+/// Takes note of pages that were offered back and have been taken. `left`: the pages that are still offered, in order.
 pub fn note_taken(victims: &mut [Victim], left: &[Page]) {
     for victim in victims.iter_mut().filter(|victim| victim.is_offered_back()) {
         if left.binary_search(&victim.page).is_err() {
@@ -378,7 +382,7 @@ pub fn note_taken(victims: &mut [Victim], left: &[Page]) {
     }
 }
 
-/// The slots that were to be written have been, but for those that failed.
+/// The writes of slots have ended. `failed`: the slots that could not be written.
 pub fn written(victims: &mut [Victim], failed: &[u32]) {
     for victim in victims.iter_mut().filter(|victim| victim.staged().is_some()) {
         if matches!(victim.at, At::Moved(_) | At::Kept | At::Taken) {
@@ -433,7 +437,7 @@ mod tests {
         Event::AgentLost,
     ];
 
-    /// What a page can hold in each place.
+    /// The contents that a page can have in each place.
     fn contents(at: At) -> Vec<Contents> {
         let stored = Contents::Stored(Some(7));
         let new = [Contents::New(7, Place::Direct(4096)), Contents::New(7, Place::Staged(Some(2)))];
@@ -464,7 +468,8 @@ mod tests {
         })
     }
 
-    /// Every transition there is, and how each page ends that has come to an end. Written anew by `TOMBOLO_BLESS=1`, where one is meant to change.
+    /// Compares all transitions, and the outcome of every page whose eviction can end, with `tests/leaving.txt`.
+    /// `TOMBOLO_BLESS=1` rewrites that file after an intended change.
     #[test]
     fn the_table_of_transitions() {
         let mut found = String::new();
@@ -496,8 +501,8 @@ mod tests {
         assert_eq!(found, known, "transitions have changed: TOMBOLO_BLESS=1 if that is meant");
     }
 
-    /// Whatever happens: what is not stored is never taken for stored unless it was read, and a page that was not taken from the program
-    /// is not lost.
+    /// Whatever happens, contents count as saved only after they were saved, and a page that was not taken from the
+    /// program is not lost.
     #[test]
     fn no_contents_are_made_up() {
         for (victim, event) in all() {

@@ -6,9 +6,9 @@
 //!
 //! Three promises, whatever the agents do:
 //! - A fault that waits for room is served, or given up within the bounds of [`Bounds`]: it never hangs.
-//! - The limit does not give way, and no fault ends in SIGBUS, before an attempt to evict that began after the
-//!   fault has failed; nor while an agent works on a command that it got less than
-//!   [`Bounds::agent_frozen_ns`] ago, or is about to begin, unless no page has left for even longer.
+//! - The limit does not give way, and no fault ends in SIGBUS, until an attempt to evict that began after the fault has
+//!   failed. Nor does this happen while an agent is about to begin, or works on a command that it got less than
+//!   [`Bounds::agent_frozen_ns`] ago, unless no page has left for even longer.
 //! - Steps that achieve nothing are followed by a sleep: the evictor does not take the processor of an agent
 //!   that it waits for.
 
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 use super::page::LIVES_MAX;
 
-/// Least number of names that are looked at before it is said that none can leave.
+/// The number of pages that a round counts with at least, however few can be evicted.
 const ROUND_LEAST: u64 = 16 * 1024;
 /// An attempt to evict that found no page to claim is counted as if the evictor had looked at this many names: so a
 /// round ends also where no page is queued.
@@ -33,11 +33,11 @@ pub struct Bounds {
     pub late_pause_ns: u64,
     /// Pause where the pages that were found could not be claimed.
     pub claim_pause_ns: u64,
-    /// After so long, what was put off because an address space was changing is looked at again.
+    /// Pause before work that was put off because an address space was changing is tried again.
     pub change_pause_ns: u64,
     /// The limit gives way only when no page has left for this long while room was short.
     pub fruitless_ns: u64,
-    /// Longest sleep where nothing is to be done.
+    /// Longest sleep while nothing is to be done.
     pub sleep_max_ns: u64,
 }
 
@@ -46,42 +46,43 @@ pub struct Bounds {
 pub struct View {
     /// The clock.
     pub now_ns: u64,
-    /// Less room is free than is to be kept free.
+    /// Less room is free than the pager is to keep free.
     pub is_short: bool,
     /// There is room for at least one page.
     pub has_room: bool,
-    /// Faults that wait for room.
+    /// Number of faults that wait for room.
     pub waiting: usize,
-    /// Something was put off because an address space is changing.
+    /// Work was put off because an address space is changing.
     pub put_off: bool,
-    /// Address spaces.
+    /// Number of address spaces.
     pub spaces: usize,
     /// Pages that count against the limit.
     pub evictable: u64,
-    /// A forked child is about to get its agent: until then, what it shares with others cannot leave. Or an agent is doing what the machine is not told of.
+    /// A forked child is about to get its agent: until then, pages that it shares with others cannot leave. Or an agent
+    /// is at work on a command that [`Eviction`] is not told of.
     pub awaits_agent: bool,
 }
 
 /// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Sleep until somebody needs room, at most so long.
+    /// Sleep until room is needed, at most for this time.
     Sleep {
-        /// The longest time.
+        /// The longest time, in nanoseconds.
         ns: u64,
     },
-    /// Sleep until an agent has answered, at most so long.
+    /// Sleep until an agent has answered, at most for this time.
     AwaitAgents {
-        /// The longest time.
+        /// The longest time, in nanoseconds.
         ns: u64,
     },
-    /// There is room: serve the faults that waited.
+    /// There is room: serve the faults that wait.
     Serve,
     /// Choose pages, and command their agents; [`Eviction::made_room`] is told what came of it.
     MakeRoom,
-    /// Nothing can leave. The first of those faults that wait cannot be served as they are.
+    /// Nothing can leave: the first of the waiting faults cannot be served within the limit.
     GiveUp {
-        /// How many.
+        /// Number of these faults.
         faults: usize,
         /// Why nothing can leave.
         cause: Cause,
@@ -91,9 +92,9 @@ pub enum Step {
 /// Why no page can leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// Pages could leave, and no far page is free for them.
+    /// Pages could leave, but no far page is free for them.
     FarFull,
-    /// The pages that are here cannot leave: they are locked or pinned, or their agents are frozen.
+    /// The resident pages cannot leave: they are locked or pinned, or their agents are frozen.
     Immovable,
 }
 
@@ -102,19 +103,19 @@ pub enum Cause {
 pub enum Attempt {
     /// This number of pages is on its way out. Zero: the evictor spares all pages that it looked at, this time.
     Begun(u64),
-    /// Nothing that could be claimed was found.
+    /// No page was found that could be claimed.
     NoVictims,
-    /// Pages were found, and no far page to put them in.
+    /// Pages were found, but no far page to put them in.
     FarFull,
-    /// Pages were found, and far memory for them is being borrowed.
+    /// Pages were found, but far memory for them is still being borrowed.
     FarGrows,
 }
 
-/// A command that an agent has not carried out.
+/// A command of an agent that has not ended.
 #[derive(Clone, Copy, Debug)]
 struct Command {
     since_ns: u64,
-    /// The agent has answered; pages are to be mapped again in an address space that is changing.
+    /// The agent has answered, but pages are still to be mapped again in an address space that is changing.
     is_returning: bool,
 }
 
@@ -123,12 +124,12 @@ struct Command {
 pub struct Eviction {
     bounds: Bounds,
     commands: BTreeMap<u32, Command>,
-    /// Names looked at since a page left.
+    /// Number of names looked at since a page left.
     looked_at: u64,
     /// Since when room has been short and no page has left.
     fruitless_since_ns: Option<u64>,
-    /// Nothing can leave, and faults were given up for it; no page has left since. The next ones are given up for the
-    /// same cause without another look at everything.
+    /// Why faults were given up last, if no page has left since. Further faults with the same cause are given up
+    /// without another look at all pages.
     gave_up: Option<Cause>,
     /// The number of waiting faults that came before the latest attempt that found far memory full.
     full_for: usize,
@@ -136,14 +137,14 @@ pub struct Eviction {
     fruitless_for: usize,
     /// The number of waiting faults that came before the latest attempt of any kind.
     tried_for: usize,
-    /// To sleep before the next attempt.
+    /// Pause before the next attempt, if any.
     pause_ns: Option<u64>,
-    /// When the next step was to be asked for.
+    /// When the driver was to ask for the next step.
     due_ns: Option<u64>,
 }
 
 impl Eviction {
-    /// Nothing is under way.
+    /// The decisions of an evictor that has nothing under way.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -164,14 +165,14 @@ impl Eviction {
         self.commands.insert(command, Command { since_ns: now_ns, is_returning: false });
     }
 
-    /// Its agent has answered, but what is to be done then cannot be done yet.
+    /// The agent of a command has answered, but its pages cannot be mapped again yet.
     pub fn returning(&mut self, command: u32) {
         if let Some(command) = self.commands.get_mut(&command) {
             command.is_returning = true;
         }
     }
 
-    /// A command has ended, one way or the other.
+    /// A command has ended, successfully or not.
     pub fn ended(&mut self, command: u32) {
         self.looked_at += LOOK_COST;
         self.commands.remove(&command);
@@ -193,13 +194,13 @@ impl Eviction {
         }
     }
 
-    /// Names were looked at, and no page has left for that yet.
+    /// The evictor has looked at this number of names, and no page has left for that yet.
     pub fn looked_at(&mut self, names: u64) {
         self.looked_at += names;
     }
 
-    /// What came of the step [`Step::MakeRoom`], which looked at so many names. The view is the one that it was
-    /// decided by.
+    /// Reports what came of a [`Step::MakeRoom`], which looked at `looked_at` names. `view`: the one by which that step
+    /// was decided.
     pub fn made_room(&mut self, attempt: Attempt, looked_at: u64, view: &View) {
         self.looked_at += looked_at;
         if let Attempt::NoVictims | Attempt::FarFull = attempt {
@@ -208,7 +209,7 @@ impl Eviction {
         let round_is_over = self.looked_at > round(view.evictable);
         self.tried_for = view.waiting;
         match attempt {
-            // Whether they leave is not known yet. If they do, this is forgotten.
+            // Whether these pages leave is not known yet. If they do, `evicted` forgets the attempts.
             Attempt::Begun(1..) => {
                 self.full_for = 0;
                 self.fruitless_for = if round_is_over { view.waiting } else { 0 };
@@ -217,7 +218,7 @@ impl Eviction {
             Attempt::Begun(0) => {}
             Attempt::NoVictims => (self.full_for, self.fruitless_for) = (0, view.waiting),
             Attempt::FarFull => self.full_for = view.waiting,
-            // Lenders answer, or are given up: nobody waits for ever.
+            // Lenders answer or are given up, so no fault waits for ever.
             Attempt::FarGrows => {
                 self.looked_at = 0;
                 self.fruitless_since_ns = self.fruitless_since_ns.map(|_| view.now_ns);
@@ -227,16 +228,16 @@ impl Eviction {
         }
         self.pause_ns = match attempt {
             Attempt::Begun(1..) => None,
-            // All were looked at: somebody has to act first.
+            // All pages were looked at: nothing changes before an agent or a program does something.
             _ if round_is_over && view.waiting == 0 => Some(self.bounds.agent_late_ns),
-            // Pages of agents at work are spared, however often they are looked at.
+            // While agents are at work, their pages are spared however often they are looked at.
             Attempt::Begun(0) if self.is_at_work(view.now_ns) || round_is_over => {
                 Some(self.bounds.late_pause_ns)
             }
-            // What was spared once or twice is not spared the next time.
+            // A page that was spared once or twice is not spared the next time.
             Attempt::Begun(0) => None,
             Attempt::NoVictims if view.awaits_agent => Some(self.bounds.late_pause_ns),
-            // What could not be claimed may be free a moment later.
+            // Pages that could not be claimed may be free a moment later.
             Attempt::NoVictims | Attempt::FarFull => Some(self.bounds.claim_pause_ns),
             Attempt::FarGrows => Some(self.bounds.late_pause_ns),
         };
@@ -254,8 +255,8 @@ impl Eviction {
         step
     }
 
-    /// An evictor that comes much later than it was to was stopped, or had no processor, and most likely its agents were and had none, either: that time
-    /// does not count against them.
+    /// If the driver asks for a step much later than planned, the evictor was stopped or had no processor. Most likely,
+    /// the same is true of its agents: that time does not count against them.
     fn note_absence(&mut self, now_ns: u64) {
         let late_ns = self.due_ns.map_or(0, |due_ns| now_ns.saturating_sub(due_ns));
         if late_ns <= self.bounds.agent_frozen_ns / 4 {
@@ -270,7 +271,7 @@ impl Eviction {
         let now_ns = view.now_ns;
         self.fruitless_since_ns = view.is_short.then(|| self.fruitless_since_ns.unwrap_or(now_ns));
         if view.waiting > 0 && view.has_room {
-            // Those that find none wait again, behind the others.
+            // Faults that find no room wait again, behind the others.
             self.forget_attempts();
             return Step::Serve;
         }
@@ -293,14 +294,14 @@ impl Eviction {
         }
     }
 
-    /// The faults that have waited for nothing, if every page was looked at as often as one is spared, for long
-    /// enough, and none could leave.
+    /// The number of faults that have waited in vain, and why: if every page was looked at as often as it can be
+    /// spared, for long enough, and none could leave.
     fn hopeless(&self, view: &View) -> Option<(usize, Cause)> {
         if !view.is_short {
             return None;
         }
         let fruitless_ns = self.fruitless_since_ns.map_or(0, |since_ns| view.now_ns.saturating_sub(since_ns));
-        // Agents that always answer in time, and never let a page go.
+        // A bound for agents that always answer in time and never let a page go.
         let for_ever = fruitless_ns > self.bounds.fruitless_ns + self.bounds.agent_frozen_ns;
         let (faults, cause) = match (self.full_for, self.fruitless_for) {
             (0, 0) if for_ever => (self.tried_for, Cause::Immovable),
@@ -318,21 +319,22 @@ impl Eviction {
         (self.full_for, self.fruitless_for, self.tried_for) = (0, 0, 0);
     }
 
-    /// How long agents have had their commands, without those that are taken for frozen.
+    /// How long each agent has had its command. Agents that count as frozen are left out.
     fn working(&self, now_ns: u64) -> impl Iterator<Item = u64> {
         let ages = self.commands.values().map(move |command| now_ns.saturating_sub(command.since_ns));
         ages.filter(|&age_ns| age_ns < self.bounds.agent_frozen_ns)
     }
 
-    /// Pages may be on their way out.
+    /// Whether an agent that does not count as frozen has a command: pages may be on their way out.
     fn is_at_work(&self, now_ns: u64) -> bool {
         self.working(now_ns).next().is_some()
     }
 
-    /// How long to wait for agents before anything else is done. None: no agent is at work, or those that are
-    /// late are left to themselves because another space may have pages to give.
+    /// How long to wait for agents before anything else is done. `None`: no agent is at work, or all that are at work
+    /// are late and another space may have pages to give.
     fn agents_pause(&self, view: &View) -> Option<u64> {
-        // A space may have a command with its agent and a batch that waits to be mapped again.
+        // One space may have a command with its agent, and also a batch that waits to be mapped again: the latter does
+        // not count.
         let with_agents = self.commands.values().filter(|command| !command.is_returning).count();
         let others = view.spaces > with_agents;
         let late = |age_ns| age_ns > self.bounds.agent_late_ns;
@@ -342,21 +344,21 @@ impl Eviction {
         Some(self.idle_ns(view))
     }
 
-    /// How long nothing needs to be looked at unless somebody wakes the evictor.
+    /// How long the evictor may sleep if nothing wakes it.
     fn idle_ns(&self, view: &View) -> u64 {
         let agents_ns =
             if self.commands.is_empty() { self.bounds.sleep_max_ns } else { self.bounds.agent_late_ns };
         agents_ns.min(self.change_ns(view))
     }
 
-    /// After which time an address space that was changing is to be looked at.
+    /// How long it is until an address space that was changing is to be looked at again; `u64::MAX` if there is none.
     fn change_ns(&self, view: &View) -> u64 {
         let any = view.put_off || self.commands.values().any(|command| command.is_returning);
         if any { self.bounds.change_pause_ns } else { u64::MAX }
     }
 }
 
-/// How many names are looked at in a round in which each page was spared as often as it can be.
+/// Number of names in a round, in which each page can be spared as often as it has lives, and is looked at once more.
 fn round(evictable: u64) -> u64 {
     (u64::from(LIVES_MAX) + 1) * evictable.max(ROUND_LEAST)
 }
@@ -367,7 +369,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// All were stopped for long, as by a terminal or a machine that slept.
+    /// The evictor and its agents were stopped for long, as by a terminal or a machine that slept.
     #[test]
     fn time_that_the_evictor_was_away_counts_against_nobody() {
         let bounds = Bounds {

@@ -10,12 +10,13 @@
 //!   child's entry ---+                  +--> the page where most holders have it
 //! ```
 //!
-//! A holder that writes gets a page of its own from the kernel, and leaves. Where its page is write-protected, the pager
-//! is asked before, and takes room for the copy. Until that protection is in place, right after a fork, a holder may
-//! have written unseen; and of a page that was pinned when its process forked, the kernel has made a copy at once, and a
-//! device may write to the pinned one past any protection. So a holder is *unverified* at first: before its page may stand
-//! for the frame's contents, the page is protected, and the kernel must say that another process has it mapped too
-//! ([`Table::verify`]). (A page that was protected by its slot before the fork is not pinned for writing.)
+//! A holder that writes gets a page of its own from the kernel, and leaves the frame. If its page is write-protected,
+//! the kernel asks the pager first, which takes room for the copy. Two cases escape this. Right after a fork, until the
+//! protection is in place, a holder may write unseen. And if a page was pinned when its process forked, the kernel has
+//! copied it at once, and a device may write to the pinned page past any protection. So a holder is *unverified* at
+//! first: before its page may stand for the frame's contents, the page is protected, and the kernel must say that
+//! another process has it mapped too ([`Table::verify`]). (A page that was protected by its slot before the fork is not
+//! pinned for writing.)
 //!
 //! [`Entry::frame`]: super::page::Entry::frame
 //! [`Table::verify`]: super::table::Table::verify
@@ -33,24 +34,24 @@ pub enum Saved {
     Not,
     /// They are zeroes.
     Zero,
-    /// In this slot, of which the frame has a share.
+    /// In this slot, of which the frame is a user.
     Slot(u32),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Record {
-    /// 0: the number is free.
+    /// Number of holders; 0: the frame's number is free.
     holders: u32,
     saved: Saved,
     page: Page,
-    /// The frame's own name stands in a replacement queue. It may outlast the frame, and then names the next one of this
-    /// number.
+    /// The frame's own name stands in a replacement queue. It may outlast the frame, and then names the next frame with
+    /// this number.
     is_queued: bool,
-    /// A holder cannot be evicted.
+    /// A holder cannot be evicted, so the frame has to stay.
     is_stuck: bool,
 }
 
-/// What a holder that left has left behind.
+/// What is left of a frame after a holder has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remains {
     /// Other holders.
@@ -71,16 +72,16 @@ pub struct Frames {
     live: u64,
     /// Frames whose contents are in a slot.
     stored: u64,
-    /// The one at which slots were last looked for that can be given up.
+    /// The frame that [`Frames::release_saved`] looked at last.
     looked_at: usize,
 }
 
-/// Frames that are looked at for slots to give up, at most, before others may have the frames.
+/// Most frames that one call of [`Frames::release_saved`] looks at, before others may have the frames.
 const LOOKED_AT_ONCE: usize = 1 << 14;
 
 impl Frames {
-    /// A frame with one holder, which has it at `page`. The share that the holder had in `slot`, which has the contents, is the
-    /// frame's from now on.
+    /// Makes a frame with one holder, which has it at `page`. `slot`: where its contents are stored, if they are. The
+    /// holder's share in that slot becomes the frame's.
     pub fn share(&mut self, page: Page, slot: Option<u32>) -> Frame {
         let saved = slot.map_or(Saved::Not, Saved::Slot);
         self.live += 1;
@@ -104,7 +105,7 @@ impl Frames {
         self.records.get_mut(frame as usize)
     }
 
-    /// One holder more.
+    /// Adds a holder to a frame.
     pub fn join(&mut self, frame: Frame) {
         if let Some(record) = self.get_mut(frame) {
             record.holders += 1;
@@ -131,12 +132,12 @@ impl Frames {
         self.get(frame).map_or(0, |record| record.holders)
     }
 
-    /// Where most holders have the page.
+    /// The page at which most holders have the frame.
     pub fn page(&self, frame: Frame) -> Page {
         self.get(frame).map_or(0, |record| record.page)
     }
 
-    /// Most holders have it there from now on.
+    /// Sets the page at which most holders have the frame.
     pub fn set_page(&mut self, frame: Frame, page: Page) {
         if let Some(record) = self.get_mut(frame) {
             record.page = page;
@@ -148,7 +149,7 @@ impl Frames {
         self.get(frame).map_or(Saved::Not, |record| record.saved)
     }
 
-    /// The contents are stored; a share of the slot is the frame's from now on.
+    /// Notes where the contents are stored. A share in the slot becomes the frame's.
     pub fn set_saved(&mut self, frame: Frame, saved: Saved, slots: &mut Store) {
         self.forget(frame, slots);
         if let Some(record) = self.get_mut(frame) {
@@ -157,7 +158,7 @@ impl Frames {
         }
     }
 
-    /// What is stored of the contents is given up: it is out of date, or gone with its lender.
+    /// Gives up the stored contents, because they are out of date, or gone with their lender.
     pub fn forget(&mut self, frame: Frame, slots: &mut Store) {
         let saved = self.get_mut(frame).map(|record| std::mem::replace(&mut record.saved, Saved::Not));
         if let Some(Saved::Slot(slot)) = saved {
@@ -171,8 +172,8 @@ impl Frames {
         if self.stored == 0 { 0 } else { self.records.len().div_ceil(LOOKED_AT_ONCE) }
     }
 
-    /// Far memory is full: releases up to `want` slots that only their frames use, of the next frames. (A slot that an evicted
-    /// holder uses, too, would not become free.) Returns how many it released.
+    /// Releases up to `want` slots of the next frames, because far memory is full. It releases only slots that their
+    /// frame alone uses: one that an evicted holder uses as well would not become free. Returns how many it released.
     pub fn release_saved(&mut self, want: u64, slots: &mut Store) -> u64 {
         let mut released = 0;
         let count = self.records.len();
@@ -194,7 +195,8 @@ impl Frames {
         released
     }
 
-    /// The frame's own name is put into a replacement queue, because no holder's is there. Returns whether it was in none.
+    /// Notes that the frame's own name is to be in a replacement queue, because no holder's name is. Returns whether
+    /// the caller has to put it there: it was in none.
     #[must_use]
     pub fn enqueue(&mut self, frame: Frame) -> bool {
         let record = self.get_mut(frame).filter(|record| record.holders > 0);
@@ -209,7 +211,8 @@ impl Frames {
         record.holders > 0
     }
 
-    /// Whether a holder cannot be evicted, so that the frame stays whatever is done. Returns whether that is new.
+    /// Notes whether a holder cannot be evicted, so that the frame stays whatever is done. Returns whether that has
+    /// changed.
     #[must_use]
     pub fn set_stuck(&mut self, frame: Frame, is_stuck: bool) -> bool {
         let record = self.get_mut(frame).filter(|record| record.holders > 0);

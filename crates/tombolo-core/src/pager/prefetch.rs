@@ -1,25 +1,25 @@
-//! Which neighbours to bring along: only when the faults show a stride.
+//! Which pages to fetch along with a faulting one: only when the faults show a stride.
 //!
-//! A stride is believed once three faults of the recent ones lie on a line.
-//! Then each fault that lands where the stream was expected to stop doubles the
-//! window. Random faults find no line and fetch nothing.
+//! A stride is believed as soon as three of the recent faults lie on a line. Then each fault on the first page of the
+//! stream that was not fetched doubles the window. Random faults find no line and fetch nothing.
 
 use super::page::Page;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Faults remembered.
+/// Number of recent faults that are remembered.
 const RECENT: usize = 24;
-/// Streams followed at once.
+/// Most streams that are followed at once.
 const STREAMS: usize = 8;
 /// Longest stride believed, in pages.
 const STRIDE_MAX: i64 = 64;
 /// First and largest window, in pages.
 const WINDOW_MIN: u32 = 4;
 const WINDOW_MAX: u32 = 64;
-/// Most pages of a space that are fetched and that no stream has come to yet, the pages asked for among them.
+/// Most pages of a space that its streams have fetched and not come to yet, the faulting pages included.
 pub(super) const AHEAD_MOST: usize = STREAMS * (WINDOW_MAX as usize + 1);
-/// How many steps beyond the end of its window a stream is still known. With 2, streams over memory that is there in
-/// part are lost at each piece; with 64, random faults near a stream fetch windows for nothing (decision 19).
+/// How many strides beyond the expected page a fault still counts to a stream. With 2, a stream over memory that is
+/// partly there is lost at each such part; with 64, random faults near a stream fetch windows for nothing (decision
+/// 19).
 const LATE_MAX: i64 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,7 +55,7 @@ impl Default for Prefetch {
 }
 
 impl Prefetch {
-    /// A fault on `page`: what should come with it.
+    /// Notes a fault on `page`. Returns what to fetch with it.
     pub fn fault(&mut self, page: Page) -> Ahead {
         let page = page.cast_signed();
         self.count += 1;
@@ -66,7 +66,8 @@ impl Prefetch {
     }
 
     fn follow(&mut self, page: i64, now: u64) -> Option<Ahead> {
-        // A few steps late is the same stream: some of its pages were there already. The nearest one is it.
+        // A fault a few strides beyond the expected page is of the same stream: the pages between were there already.
+        // If several streams fit, the nearest one counts.
         let late = |stream: &Stream| match page - stream.next {
             0 => Some(0),
             ahead if ahead % stream.stride == 0 => {
@@ -100,15 +101,16 @@ impl Prefetch {
     }
 }
 
-/// First touches: each maps an aligned block of untouched pages around the page, four times as large as the run of known pages beside it.
+/// Sizes of first touches: each maps an aligned block of untouched pages around the page, four times as large as the
+/// run of known pages beside it.
 ///
-/// So memory that is filled costs few faults: blocks have 16 pages, 64, 256, and from then on 512. A program that uses a page here and
-/// there gets 16 of each, or fewer, where most of those that it was given leave again as zeroes.
+/// So memory that is filled costs few faults: blocks have 16 pages, 64, 256, and from then on 512. A program that uses
+/// a page here and there gets 16 pages with each, or fewer if most of those that it was given leave again as zeroes.
 #[derive(Debug)]
 pub struct Touches {
     /// Pages of a block with nothing known beside it: a quarter of them, where room is short.
     least: u32,
-    /// Of what was to leave, most did not.
+    /// Of the pages that were to leave lately, most did not.
     stays: bool,
 }
 
@@ -116,9 +118,9 @@ pub struct Touches {
 pub const TOUCH_MAX: u32 = 512;
 /// Pages of a block with nothing known beside it; and of one with something beside it, where room is short.
 const TOUCH_LEAST: u32 = 16;
-/// How many times as large a block is as what is known beside it.
+/// A block is this many times as large as the run of known pages beside it.
 const TOUCH_GROWTH: u32 = 4;
-/// Of fewer pages that leave together, nothing is concluded.
+/// Least number of pages of an eviction from which anything is concluded.
 const LEFT_LEAST: usize = 16;
 
 /// How much room the pager has for pages that no thread has asked for.
@@ -128,7 +130,7 @@ pub enum Spare {
     Ample,
     /// Little: what is mapped ahead of a program must not push out what it uses.
     Short,
-    /// What the program gets cannot be evicted.
+    /// Next to nothing: pages do not leave as fast as the program gets them.
     None,
 }
 
@@ -136,7 +138,8 @@ pub enum Spare {
 const AMPLE: u64 = 4;
 
 impl Spare {
-    /// `free`: pages that still fit into the limit; the pager keeps `headroom` of them free. `has_given_way`: the limit is exceeded at present.
+    /// The room that is left. `free`: pages that still fit into the limit; the pager keeps `headroom` of them free.
+    /// `has_given_way`: the limit is exceeded at present.
     pub fn of(limit_pages: u64, free: i64, headroom: u64, has_given_way: bool) -> Self {
         match free {
             _ if free <= (headroom / 4).cast_signed() => Self::None,
@@ -169,15 +172,17 @@ impl Touches {
         (page & !u64::from(count - 1), count)
     }
 
-    /// The pager has mapped a block beside a run of `beside` known pages. If the run is as long as a block, the program fills memory, and blocks grow.
+    /// The pager has mapped a block beside a run of `beside` known pages. If the run is as long as a block, the program
+    /// fills memory, and blocks grow.
     pub fn went_on(&mut self, beside: u32) {
         if beside >= self.least {
             self.least = (self.least * 2).min(TOUCH_LEAST);
         }
     }
 
-    /// An eviction of `of` pages has ended: `left` of them have left, `zeroes` of these held only zeroes. Where most were zeroes, the program has not used
-    /// what came unasked, and blocks become smaller; where most did not leave, they are no larger than the run of known pages beside the page.
+    /// An eviction of `of` pages has ended: `left` of them have left, and `zeroes` of these held only zeroes. If most
+    /// were zeroes, the program has not used pages that it did not ask for, and blocks become smaller. If most did not
+    /// leave, blocks are no larger than the run of known pages beside the page.
     pub fn left(&mut self, zeroes: usize, left: usize, of: usize) {
         if left >= LEFT_LEAST && zeroes * 2 > left {
             self.least = (self.least / 2).max(1);
@@ -190,10 +195,9 @@ impl Touches {
 
 /// Whether pages that are fetched for reading tend to be written afterwards.
 ///
-/// A page mapped write-protected is cheap to evict while it stays clean, but its
-/// first write costs a fault, which is dearer than what a clean page saves. So
-/// where writes usually follow, pages are mapped writable at once, but for a
-/// sample of them, by which the habit is watched.
+/// A page mapped write-protected is cheap to evict while it stays clean, but its first write costs a fault, which is
+/// dearer than what a clean page saves. So where writes usually follow, pages are mapped writable at once, except for a
+/// sample that shows whether the habit lasts.
 #[derive(Debug, Default)]
 pub struct WriteHabit {
     /// Share of watched pages that were written, in 1/65536, moving average.
@@ -201,13 +205,13 @@ pub struct WriteHabit {
     turn: AtomicU32,
 }
 
-/// One page in so many stays protected whatever the habit.
+/// One page in this many is mapped protected whatever the habit.
 const SAMPLE: u32 = 16;
 /// Above this share, in 1/65536, pages are mapped writable.
 const HABIT: u32 = 65536 / 4;
 
 impl WriteHabit {
-    /// A protected page was written (or evicted without).
+    /// A page that was mapped protected has been written, or evicted without a write.
     pub fn observe(&self, written: bool) {
         let old = self.written.load(Ordering::Relaxed);
         let target = if written { 65536 } else { 0 };
@@ -257,7 +261,7 @@ mod tests {
         assert!(faults(pages).0 < 400);
     }
 
-    /// Touches pages in this order: the faults, and the pages that are there in the end.
+    /// Touches `pages` in their order. Returns the number of faults, and the number of pages that are there in the end.
     fn touched(pages: impl Iterator<Item = Page>, spare: Spare) -> (usize, usize) {
         let touches = Touches::default();
         let mut present = std::collections::BTreeSet::new();
@@ -281,9 +285,9 @@ mod tests {
         for pages in [touched(0..10_240, Spare::Ample), touched((0..10_240).rev(), Spare::Ample)] {
             assert_eq!(pages, (23, 10_240));
         }
-        // Where room is short, no more than 16 pages.
+        // Where room is short, a block has no more than 16 pages.
         assert_eq!(touched(0..10_240, Spare::Short), (641, 10_240));
-        // What cannot be evicted grows by as much as there is.
+        // Where there is next to no room, a block is as large as the run beside it, up to 16 pages.
         assert_eq!(touched(0..10_240, Spare::None), (644, 10_240));
     }
 
@@ -317,7 +321,7 @@ mod tests {
         assert_eq!(touches.block(1_003, 1, Spare::Short), (992, 16));
     }
 
-    /// A neighbour now and then is no memory that is being filled.
+    /// A program that touches a neighbouring page now and then does not fill memory.
     #[test]
     fn a_sparse_program_stays_one() {
         let mut touches = Touches::default();

@@ -1,4 +1,4 @@
-//! Which page goes next: S3-FIFO, fed by what a supervisor can see.
+//! Which page is evicted next: S3-FIFO, fed by what a supervisor can see.
 //!
 //! New pages enter a *small* queue (a small part of the room) and leave from there,
 //! unless they come back soon after: a page that faults again within one
@@ -11,19 +11,19 @@
 //! round through the main queue. So a page that is used a hundred times as often
 //! as others, like an index, is rarely away. A write fault counts as a use.
 //!
-//! A page that the kernel has refused to move for its mapping's sake (it is locked, or of a read-only mapping that is never dropped from)
-//! waits in a queue of its own: it comes up now and then, since its mapping may have changed.
+//! A page that the kernel has refused to move because of its mapping (locked, or read-only and never dropped from)
+//! waits in a queue of its own, the *refused* queue. It comes up now and then, since its mapping may have changed.
 //!
-//! The kernel does not move a page that a fork shares, either. The evictor tries it again before any other
-//! ([`Replacement::pop_retry`]), and has its agent make it the process's own first: at its turn, behind all others, another fork may
-//! have shared it again.
+//! The kernel does not move a page that a fork shares, either. The evictor has the agent make such a page the process's
+//! own, and then tries it again before any other ([`Replacement::pop_retry`]): if the page waited behind all others,
+//! another fork might share it again.
 //!
-//! A page that shares a frame stands for the frame, under its own name. When it does not any more, and the frame has other holders,
-//! the frame has a name of its own.
+//! A page that shares a frame stands for the frame, under its own name. When the page leaves the frame and other
+//! holders are left, the frame gets a name of its own in the queues.
 //!
-//! The queues hold names of pages, not pages: a name whose page is no longer
-//! resident is dropped when it comes up. Those of spaces that have ended go together, when they are many: where room is never short,
-//! none comes up.
+//! The queues hold names of pages, not pages: a name whose page is no longer resident is dropped when it comes up.
+//! Names of spaces that have ended are removed together when there are many of them, because no name comes up as long
+//! as room is not short.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -87,42 +87,44 @@ impl PageName {
 #[derive(Debug)]
 pub struct Replacement {
     small: VecDeque<PageName>,
-    /// A small queue that is longer than this gives its pages up first.
+    /// If the small queue is longer than this, its pages come up before those of the main queue.
     small_pages: usize,
     main: VecDeque<PageName>,
-    /// Pages that were refused.
+    /// Pages that the kernel has refused to move.
     refused: VecDeque<PageName>,
-    /// Pages of the other queues that came up since one of those.
+    /// Number of pages of the other queues that came up since the last refused page.
     others: u32,
-    /// Of those that came up, how many were not refused again, so far.
+    /// Number of refused pages that came up and were not refused again so far.
     left: u32,
-    /// Pages that were shared when they were to leave; agents have been told to make them their processes' own.
+    /// Pages that could not leave because they were shared, and frames of which a holder has left: they are tried again
+    /// first.
     retries: VecDeque<PageName>,
-    /// Spaces that have ended, of which there are names.
+    /// Spaces that have ended, whose names may still be in the queues.
     ended: BTreeSet<u32>,
-    /// How many, at most.
+    /// Number of these names, at most.
     ended_names: usize,
     limit_pages: usize,
     evictions: u64,
 }
 
-/// Fewer names of spaces that have ended stay where they are: 32 KiB.
+/// Least number of names of ended spaces that is worth a sweep. Fewer names, up to 32 KiB, stay where they are.
 const ENDED_LEAST: usize = 4096;
 
-/// For each page of the refused queue that comes up, so many pages of the other queues come up. It bounds what tries cost where the kernel
-/// refuses nearly all pages that are local (decision 19).
+/// Number of pages of the other queues that come up for each page of the refused queue. It bounds the cost of retries
+/// where the kernel refuses nearly all pages that are local (decision 19).
 const OTHERS_PER_REFUSED: u32 = 16;
 
-/// When so many pages of the refused queue have come up without being refused again, the program has changed its mappings: the whole queue
-/// joins the main queue. It is more than the pages that evictions have on their way out at once, whose end is not known yet.
+/// When more than this number of pages of the refused queue have come up without being refused again, the program has
+/// changed its mappings: the whole queue joins the main queue. The number is larger than that of the pages that can be
+/// on their way out at once, since it is not known yet whether those are refused.
 const LEFT_MOST: u32 = 256;
 
 /// Evictions per tick of the coarse clock.
 const TICK: u64 = 64;
 
 /// How many pages the small queue keeps. A fiftieth of the room costs fewer faults than a tenth in traces of sort,
-/// sqlite and made-up programs, but what is fetched ahead has to be there still when its stream comes to it, as far as
-/// a small memory allows that (decision 19).
+/// sqlite and made-up programs. But pages that are fetched ahead have to be there still when their stream comes to
+/// them, as far as a small memory allows that (decision 19).
 fn small_pages(limit_pages: usize) -> usize {
     (limit_pages / 50).max(AHEAD_MOST).min(limit_pages / 10)
 }
@@ -146,8 +148,8 @@ impl Replacement {
         }
     }
 
-    /// A page was mapped. `evicted_at`: its age if it came back from far memory because it was asked for.
-    /// Returns its lives.
+    /// A page was mapped. `evicted_at`: its age if it came back from far memory because a thread asked for it. Returns
+    /// its lives.
     pub fn insert(&mut self, name: PageName, evicted_at: Option<u64>) -> u8 {
         let away = evicted_at.map(|age| (self.age().wrapping_sub(age) & AGE_MASK) * TICK);
         let Some(away) = away.filter(|&away| away < self.limit_pages as u64) else {
@@ -159,19 +161,20 @@ impl Replacement {
         (times.max(1).ilog2() as u8).min(LIVES_MAX)
     }
 
-    /// A page that came up but was in use: another round.
+    /// Puts a page that came up but was in use back for another round.
     pub fn reinsert(&mut self, name: PageName) {
         self.main.push_back(name);
     }
 
-    /// A page that came up and cannot leave as things are.
+    /// The kernel has refused to move a page that came up: it goes to the refused queue.
     pub fn refused(&mut self, name: PageName) {
         self.left = self.left.saturating_sub(1);
         self.refused.push_back(name);
     }
 
-    /// Pages that came up and could not leave because they were shared, and frames of which a holder has left: they come up before any other.
-    /// The evictor has pages made their process's own by its agent first.
+    /// Puts names back that are to come up before any other: those of pages that could not leave because they were
+    /// shared, and those of frames of which a holder has left. Before that, the evictor has each page made its
+    /// process's own by the agent.
     pub fn retry(&mut self, names: impl IntoIterator<Item = PageName>) {
         self.retries.extend(names);
     }
@@ -181,8 +184,8 @@ impl Replacement {
         !self.retries.is_empty()
     }
 
-    /// The next of the pages to try again, before any other. One that cannot leave this time either, because it is pinned or shared
-    /// again, is to be reinserted.
+    /// The next name to try again, before any other. If its page cannot leave this time either, because it is pinned or
+    /// shared again, the caller reinserts it.
     pub fn pop_retry(&mut self) -> Option<PageName> {
         self.retries.pop_front()
     }
@@ -225,11 +228,12 @@ impl Replacement {
         }
         self.ended.insert(space);
         self.ended_names += names;
-        // A sweep looks at every name and removes a third of them or more: three looks for each name that it removes.
+        // A sweep looks at every name and removes a third of them or more: at most three looks for each name that it
+        // removes.
         if self.ended_names < ENDED_LEAST || self.ended_names < self.names() / 3 {
             return;
         }
-        // Neighbours are mostly of one space.
+        // Neighbouring names mostly are of one space: the last answer is kept.
         let mut known = (space, true);
         for queue in [&mut self.small, &mut self.main, &mut self.refused, &mut self.retries] {
             queue.retain(|name| {
@@ -318,7 +322,7 @@ mod tests {
             }
         }
         assert_eq!(refused, 100);
-        // Nothing else is there: they are looked at one after the other.
+        // No other pages are queued: the refused ones come up one after the other.
         let mut replacement = Replacement::new(100);
         (0..100).for_each(|page| replacement.refused(name(page)));
         let popped: Vec<_> = std::iter::from_fn(|| replacement.pop()).map(PageName::page).collect();

@@ -5,10 +5,9 @@
 //! not know, namely what is far. So a page without an entry is *Untouched*, and entries
 //! of ranges that were unmapped are removed.
 //!
-//! An operation (a fetch, an eviction) is named by the page on which it began. When the
-//! program moves that page elsewhere meanwhile, the table notes where to. A fetch that begins at the
-//! page's old place before this one has ended has a name that no page has ([`Table::fetching`]); no
-//! eviction begins there.
+//! An operation (a fetch, an eviction) is named by the page on which it began. When the program moves that page
+//! elsewhere meanwhile, the table notes the new place. If a fetch begins at the old place before that operation has
+//! ended, it gets a name that no page has ([`Table::fetching`]). No eviction begins there until then.
 
 #[expect(
     clippy::disallowed_types,
@@ -27,10 +26,11 @@ use crate::store::Store;
 
 /// Pages of a block of entries.
 const BLOCK: u64 = 512;
-/// Blocks of a table that a fork goes through before others may have slots and frames: some hundred microseconds.
+/// Blocks of a table that a fork goes through before others may have the slots and frames: this takes some hundred
+/// microseconds.
 const FORK_BLOCKS: usize = 16;
 
-/// Block numbers are neighbours mostly: one multiplication spreads them.
+/// A hasher for block numbers. Most of these are neighbours: one multiplication spreads them.
 #[derive(Default)]
 struct BlockHasher(u64);
 
@@ -60,14 +60,14 @@ pub struct Access {
     pub write: bool,
     /// The page is present, but write-protected.
     pub protected: bool,
-    /// By the agent, for which an eviction may be waiting: it must not wait for one.
+    /// It was by the agent or the evictor, for which an eviction may be waiting: it must not wait for one.
     pub agent: bool,
 }
 
 /// What a fault needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing now: the end of the operation wakes the thread.
+    /// Nothing now: the thread waits until the end of the operation wakes it.
     Wait,
     /// The page reads as zero: map zeroes, once there is room for it.
     Zero,
@@ -76,8 +76,8 @@ pub enum Decision {
     ZeroAgain,
     /// The page is in this slot.
     Fetch(u32),
-    /// The page is resident, and its slot is valid: mostly two threads have asked for it. If it is not there, for whatever
-    /// reason, map it from the slot. There is room for it already.
+    /// The page is resident, and its slot is valid. Usually it is mapped, and two threads have asked for it. If it is
+    /// not mapped, for whatever reason, map it from the slot. There is room for it already.
     FetchAgain(u32),
     /// The page is being saved by this operation, and its contents are at hand: map them, and then call
     /// [`Table::taken_back`].
@@ -86,10 +86,10 @@ pub enum Decision {
     Unprotect,
     /// A write to a page that shares this frame: once there is room for a copy, take the write protection off.
     Copy(Frame),
-    /// The page is resident, and shares a frame. Mostly it is there, and two threads have asked for it. If it is not, for whatever
-    /// reason, call [`Table::own`] and decide anew.
+    /// The page is resident, and shares a frame. Usually it is mapped, and two threads have asked for it. If it is not
+    /// mapped, for whatever reason, call [`Table::own`] and decide anew.
     SharedAgain,
-    /// The page cannot be had any more.
+    /// The contents of the page are lost.
     Poison,
 }
 
@@ -102,9 +102,10 @@ pub enum Outcome {
     Zero,
     /// Not evicted: the page is mapped as before, and this slot still has its contents, if any has.
     Stays(Option<u32>),
-    /// As [`Outcome::Stays`], since the kernel refuses to move the page: it would do so again.
+    /// As [`Outcome::Stays`], because the kernel refuses to move the page: it would refuse again.
     Refused(Option<u32>),
-    /// As [`Outcome::Stays`], since it is shared, or pinned: when its name comes up next, the agent makes it the process's own first.
+    /// As [`Outcome::Stays`], because the page is shared or pinned: before it is tried again, the agent makes it the
+    /// process's own.
     Shared(Option<u32>),
     /// The contents are gone.
     Lost,
@@ -135,12 +136,12 @@ pub struct Follower {
     pub page: Page,
 }
 
-/// What ended with an operation.
+/// What follows from the end of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
     /// Where the page is now.
     pub page: Page,
-    /// These pages have threads waiting for them.
+    /// Pages for which threads wait.
     pub wake: Vec<Page>,
     /// The page was resident, and is not any more.
     pub freed: bool,
@@ -148,7 +149,7 @@ pub struct Finished {
     pub gained: bool,
     /// The page is resident and stands in no queue.
     pub unqueued: bool,
-    /// Pages of children that the same outcome is for. A saved slot is shared with each already; where it
+    /// Pages of children that share this end, with their outcomes. A saved slot is shared with each already; where it
     /// cannot be, the outcome is [`Outcome::Lost`].
     pub followers: Vec<(Follower, Outcome)>,
 }
@@ -160,7 +161,7 @@ pub struct Discarded {
     pub pages: u64,
     /// How many of them were resident and shared no frame.
     pub resident: u64,
-    /// Some are in an operation: its commands must not reach the range any more.
+    /// Some pages are in an operation, whose commands must not reach the range any more.
     pub in_operation: bool,
 }
 
@@ -169,11 +170,12 @@ pub struct Discarded {
 pub struct Remapped {
     /// Resident pages at their new place, which stand in no queue.
     pub unqueued: Vec<Page>,
-    /// Threads wait for pages here that are no more.
+    /// Pages that are here no more, and for which threads wait.
     pub wake: Vec<Page>,
-    /// Pages at the new place that were resident by what the table said, and are not; without those that shared a frame.
+    /// Number of pages that were resident at the new place according to the table, and are gone; without those that
+    /// shared a frame.
     pub resident: u64,
-    /// Some are in an operation: its commands must not reach the range any more.
+    /// Some pages are in an operation, whose commands must not reach the range any more.
     pub in_operation: bool,
 }
 
@@ -182,22 +184,22 @@ pub struct Remapped {
 pub struct Forked {
     /// The table.
     pub table: Table,
-    /// Pages that are resident in the child, and share no frame.
+    /// Number of pages that are resident in the child and share no frame.
     pub resident: u64,
-    /// Pages of the parent's whose room becomes that of a frame.
+    /// Number of the parent's pages whose room is counted with a frame from now on.
     pub shared: u64,
-    /// New frames that need room of their own.
+    /// Number of new frames that need room of their own.
     pub frames: u64,
     /// New frames of which no holder stands in a replacement queue: they are queued by names of their own.
     pub unnamed: Vec<Frame>,
 }
 
-/// A holder has left a frame.
+/// A frame that a holder has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     /// The frame.
     pub frame: Frame,
-    /// The holder's name stood in a replacement queue, and does not stand for the frame any more.
+    /// The holder's name stands in a replacement queue, but not for the frame any more.
     pub was_queued: bool,
 }
 
@@ -220,7 +222,7 @@ struct Forward {
     now: Option<Page>,
     /// The entry of the page where it began is a mark of this operation.
     marked: bool,
-    /// If nowhere: it counts as resident.
+    /// If the page is nowhere: it counts as resident until the operation ends.
     counted: bool,
     /// A thread waits for this name to be free.
     waiter: bool,
@@ -230,11 +232,11 @@ struct Forward {
 #[derive(Debug, Default)]
 pub struct Table {
     blocks: Blocks,
-    /// Ranges known to be far. A mapping that grew in place may reach beyond.
+    /// Ranges known to be far. A mapping that grew in place may reach beyond its range.
     ranges: Ranges,
     /// Pages that may have guards.
     guarded: Ranges,
-    /// Pages that come without a thread that waits for them.
+    /// Pages to be mapped without a thread that waits for them, and ranges where none may be.
     unasked: Unasked,
     /// Operations whose page is not where they began.
     forwards: Vec<Forward>,
@@ -249,11 +251,13 @@ pub struct Table {
     /// Number of those that are not verified, and of those that are not even protected.
     unverified: u64,
     unprotected: u64,
-    /// Where pages are that share frames and were moved: most holders of such a frame have it elsewhere. Entries may be out of date.
+    /// Where this space has pages that share frames and were moved, so that most holders of the frame have it
+    /// elsewhere. Entries may be out of date.
     moved: Lookup<Frame, Page>,
     /// Frames that this space's pages have left, of which the driver is to be told.
     left: Vec<Left>,
-    /// Pages that were leaving the parent, or coming, when this space was forked: they are far, and may be present all the same.
+    /// Pages that were being evicted or fetched in the parent when this space was forked: the table has them as far,
+    /// but they may be present.
     doubtful: Vec<Page>,
 }
 
@@ -263,7 +267,7 @@ impl std::fmt::Debug for BlockHasher {
     }
 }
 
-/// Whether a page in an operation counts as resident: it was, or room is reserved for it.
+/// Whether a page in an operation counts as resident: it was resident, or room is reserved for it.
 fn is_counted(entry: Entry) -> bool {
     in_operation(entry) && !entry.is_follower() && !entry.is_counted_with_frame()
 }
@@ -278,7 +282,7 @@ fn is_unprotected(entry: Entry) -> bool {
     entry.frame().is_some() && !entry.is_protected()
 }
 
-/// Whether it costs nothing to protect a page, or to look at it, with those around it.
+/// Whether protecting a page, or looking at it, along with the pages around it costs nothing.
 fn is_indifferent(entry: Entry) -> bool {
     entry.is_protected() || entry.state() == State::Remote
 }
@@ -292,7 +296,7 @@ fn in_operation(entry: Entry) -> bool {
     matches!(entry.state(), State::Fetching | State::EvictCopy | State::EvictDrop)
 }
 
-/// The name of an operation that begins at a page where another one began that is under way elsewhere.
+/// The name of an operation that begins at a page while an earlier one, which also began there, is under way elsewhere.
 fn second_name(page: Page) -> Page {
     page | PageName::PAGES_MAX
 }
@@ -333,7 +337,7 @@ impl Table {
         self.unprotected
     }
 
-    /// Where a page of this space shares a frame, which most holders have at `page`.
+    /// The page of this space that shares `frame`, if one does. `page`: where most holders have the frame.
     pub fn holder(&self, frame: Frame, page: Page) -> Option<Page> {
         let is_there = |page: &Page| self.get(*page).frame() == Some(frame);
         let moved = || self.moved.get(&frame).copied();
@@ -346,7 +350,7 @@ impl Table {
         std::mem::take(&mut self.left)
     }
 
-    /// Whether [`Table::take_left`] has something to say.
+    /// Whether [`Table::take_left`] has anything to return.
     pub fn has_left(&self) -> bool {
         !self.left.is_empty()
     }
@@ -361,8 +365,8 @@ impl Table {
         }
     }
 
-    /// Gives up to `want` slots of pages up that are also here. Each stays protected: its next write finds it dirty
-    /// already. Returns how many.
+    /// Releases up to `want` slots of clean pages. Each page stays protected: its next write finds that it has no slot.
+    /// Returns how many it released.
     pub fn release_clean(&mut self, want: u64, slots: &mut Store) -> u64 {
         let freed = want.min(self.clean);
         let mut left = freed;
@@ -414,7 +418,7 @@ impl Table {
         self.entries(0, Page::MAX)
     }
 
-    /// A range is far from now on; it is fresh, so what was there before is forgotten.
+    /// A range is far from now on. It is fresh: what the table had there is forgotten.
     pub fn register(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         let discarded = self.unregister(first, end, slots);
         self.ranges.insert(first, end);
@@ -429,7 +433,7 @@ impl Table {
         self.discard(first, end, slots)
     }
 
-    /// Whether a page is known to be far, and the range around it.
+    /// The range around a page, if it is known to be far.
     pub fn range(&self, page: Page) -> Option<(Page, Page)> {
         self.ranges.around(page)
     }
@@ -449,13 +453,13 @@ impl Table {
         self.ranges.add(first, end);
     }
 
-    /// Bytes of address space that are far, in pages.
+    /// Number of pages of address space that are far.
     pub fn far_pages(&self) -> u64 {
         self.ranges.pages()
     }
 
-    /// Pages of `[first, end)` may have guards from now on, which a page that is mapped would take away. Of such pages only those are mapped
-    /// that a thread asks for, and by a call that leaves guards alone.
+    /// Pages of `[first, end)` may have guards from now on. Mapping a page takes its guard away. So such a page is
+    /// mapped only if a thread asks for it, and by a call that leaves guards alone.
     pub fn guard(&mut self, first: Page, end: Page) {
         self.guarded.add(first, end);
         self.unasked.cut(first, end);
@@ -466,7 +470,8 @@ impl Table {
         self.guarded.around(page).is_some()
     }
 
-    /// The longer of the runs of pages directly before and behind a page that are not untouched, as far as anybody wants to know.
+    /// The length of the longer of two runs of pages that are not untouched: directly before a page, and directly
+    /// behind it. A run is counted to the end of the next block of entries at most.
     pub fn known_beside(&self, page: Page) -> u32 {
         let is_known = |entry: &&Entry| entry.state() != State::Untouched;
         let (number, at) = (page / BLOCK, (page % BLOCK) as usize);
@@ -486,7 +491,7 @@ impl Table {
         before.max(behind) as u32
     }
 
-    /// Whether a page is untouched, and nothing is in the way of it that a thread may have put there.
+    /// Whether a page is untouched and cannot have a guard.
     fn is_free(&self, page: Page) -> bool {
         self.get(page).state() == State::Untouched && !self.may_have_guard(page)
     }
@@ -496,18 +501,21 @@ impl Table {
         self.is_free(page) && !self.unasked.is_given_up(page)
     }
 
-    /// The kernel is about to give a range up for the program: until a thread asks for a page there, none comes unasked.
+    /// The kernel is about to drop a range that the program gives up. Until a thread asks for a page there, none is
+    /// mapped unasked.
     pub fn give_up(&mut self, first: Page, end: Page) {
         self.unasked.give_up(first, end);
     }
 
-    /// A thread of the program has asked for a page: what was given up there is.
+    /// A thread of the program has asked for a page: if the program had given up a range around it, the kernel has
+    /// dropped that by now.
     pub fn asked_for(&mut self, page: Page) {
         self.unasked.asked_for(page);
     }
 
-    /// Which pages may be mapped with one that a thread has touched for the first time: of `count` from `first` on, a run that has it in it. Where
-    /// its range is not known, nothing before it.
+    /// Which pages may be mapped with one that a thread touches for the first time: of the `count` pages from `first`
+    /// on, the run around that page. Returns its first page and its length. If the range of the page is not known, the
+    /// run has no page before it.
     pub fn touched_with(&self, page: Page, first: Page, count: u32) -> (Page, u32) {
         let end = first + u64::from(count);
         let (low, high) = self.range(page).unwrap_or((page, end));
@@ -520,15 +528,16 @@ impl Table {
         (from, run as u32)
     }
 
-    /// Pages of `[first, end)` are to be mapped when no fault waits: those of the range around `page`, as long as they are untouched.
+    /// Puts off pages of `[first, end)`: they are to be mapped when no fault waits, if they are still untouched then.
+    /// Only those in the range around `page` count.
     pub fn put_off(&mut self, page: Page, first: Page, end: Page) {
         if let Some((low, high)) = self.range(page) {
             self.unasked.put_off(first.max(low), end.min(high));
         }
     }
 
-    /// The next pages that were put off, `most` at most: the first, and how many; those that were put off last, and what lies behind them,
-    /// come first. They are not put off any more.
+    /// Takes the next run of pages that were put off and that may be mapped, `most` at most: its first page and its
+    /// length. The pages that were put off last, and those behind them, come first.
     pub fn next_put_off(&mut self, most: u32) -> Option<(Page, u32)> {
         let mut unasked = std::mem::take(&mut self.unasked);
         let next = unasked.next(most, |unasked, page| self.is_free(page) && !unasked.is_given_up(page));
@@ -541,23 +550,24 @@ impl Table {
         self.unasked.is_any_put_off()
     }
 
-    /// Nothing is put off any more.
+    /// Forgets all pages that were put off.
     pub fn forget_put_off(&mut self) {
         self.unasked.forget_put_off();
     }
 
-    /// What a fault needs. An answer of [`Decision::Wait`] is noted.
+    /// Decides what a fault needs. Before it answers [`Decision::Wait`], it notes that a thread waits.
     pub fn decide(&mut self, page: Page, access: Access) -> Decision {
         let entry = self.get(page);
         match entry.state() {
             State::Lost => Decision::Poison,
             State::EvictCopy if access.protected && !entry.is_kept() && !entry.is_counted_with_frame() => {
-                // Its protection means nothing: the page is moved as it is, before the write or after. What is saved of a shared
-                // page is for others, too.
+                // The protection is of no use: the page is moved as it is, before the write or after it. (If it shares
+                // a frame, the protection counts: what is saved is for other holders, too.)
                 Decision::Unprotect
             }
-            // Its own command is the only eviction here that may wait for the agent; a page that follows another space's does not. And
-            // the evictor copies a page from where it is: where the program has given that up, it must not wait for its own end.
+            // The eviction may be waiting for the agent to carry out its command. (That of a follower is another
+            // space's, and does not.) Likewise, the evictor copies pages from their places: if the program has given
+            // such a page up, the evictor must not wait for the end of its own eviction.
             State::EvictCopy | State::EvictDrop
                 if access.agent && !access.protected && !entry.is_follower() =>
             {
@@ -592,8 +602,9 @@ impl Table {
                 }
                 Decision::Wait
             }
-            // Also where the page was protected when the thread met it: it may have been evicted since, and
-            // then the slot has its contents. A page that a fork left mapped (see `fork`) refuses the copy.
+            // This also holds if the page was protected when the thread met it: it may have been evicted since, and
+            // then the slot has its contents. If a fork left the page mapped (see `fork`), the kernel refuses to copy
+            // contents there.
             state => match entry.slot() {
                 Some(slot) if state == State::Resident => Decision::FetchAgain(slot),
                 Some(slot) => Decision::Fetch(slot),
@@ -602,8 +613,8 @@ impl Table {
         }
     }
 
-    /// The page is mapped now. `keep_slot`: write-protected, so its slot still has its contents.
-    /// Returns its entry and, if it came from far memory, when it was evicted.
+    /// The page is mapped now. `keep_slot`: it is write-protected, so its slot still has its contents. Returns its
+    /// entry and, if it came from far memory, when it was evicted.
     pub fn mapped(&mut self, page: Page, keep_slot: bool, slots: &mut Store) -> (Entry, Option<u64>) {
         let entry = self.get(page);
         debug_assert!(entry.frame().is_none(), "an absent page is its space's own");
@@ -618,8 +629,8 @@ impl Table {
         (mapped, evicted_at)
     }
 
-    /// Zeroes were mapped where a page is being evicted ([`Decision::ZeroAgain`]). If the program had given up what it held, that is the page
-    /// from now on: it is here when the eviction ends.
+    /// Zeroes were mapped where a page is being evicted ([`Decision::ZeroAgain`]). If the program had given up the old
+    /// contents, the zeroes are the page from now on: it is resident when the eviction ends.
     pub fn zeroed(&mut self, page: Page) {
         let entry = self.get(page);
         if in_operation(entry) && entry.is_discarded() {
@@ -627,48 +638,50 @@ impl Table {
         }
     }
 
-    /// The kernel refuses to map an absent page, because it is there: it was mapped before its mapping was
-    /// registered, or a fork left it (see `fork`). What is there is the program's, and resident from now on.
+    /// The kernel refuses to map a page that the table has as absent, because it is present: it was mapped before its
+    /// mapping was registered, or a fork left it (see `fork`). What is there is the program's, and resident from now
+    /// on.
     pub fn found_present(&mut self, page: Page, slots: &mut Store) {
         let discarded = self.discard(page, page + 1, slots);
         debug_assert_eq!(discarded.resident, 0, "a resident page is not mapped again");
         self.mapped(page, false, slots);
     }
 
-    /// Pages that are far and may be present all the same, since they were leaving or coming when this space was forked. Each is given out once: one
-    /// that is present is [found so](Self::found_present), and of which it cannot be told is to be [doubted again](Self::doubt).
+    /// Takes the pages that the table has as far but that may be present, because they were being evicted or fetched
+    /// when this space was forked. Each is returned once. The caller calls [`found_present`](Self::found_present) for a
+    /// page that is present, and [`doubt`](Self::doubt) for one of which it cannot tell.
     pub fn doubtful(&mut self) -> Vec<Page> {
         let all = std::mem::take(&mut self.doubtful);
-        // Where the parent's eviction goes on, its end decides.
+        // As long as the parent's eviction goes on, the page stays in doubt.
         let (leaving, settled): (Vec<Page>, Vec<Page>) =
             all.into_iter().partition(|page| self.get(*page).state() == State::EvictCopy);
         self.doubtful = leaving;
-        // Where the eviction has found zeroes, the page reads as zero.
+        // An untouched page is one whose eviction has found zeroes.
         let is_away = |page: &Page| match self.get(*page).state() {
             State::Remote => true,
             State::Untouched => self.range(*page).is_some(),
             _ => false,
         };
         let mut far: Vec<Page> = settled.into_iter().filter(is_away).collect();
-        // Its parent may have doubted a page as well.
+        // A page that its parent doubted as well may be in the list twice.
         far.sort_unstable();
         far.dedup();
         far
     }
 
-    /// Of these doubtful pages it could not be told whether they are present.
+    /// Puts doubtful pages back of which the caller could not tell whether they are present.
     pub fn doubt(&mut self, pages: &[Page]) {
         self.doubtful.extend(pages);
     }
 
-    /// Whether there are pages that are far and may be present.
+    /// Whether there are pages that the table has as far but that may be present.
     pub fn has_doubtful(&self) -> bool {
         !self.doubtful.is_empty()
     }
 
-    /// The page is on its way from its slot. Returns the operation's name: the page, unless an operation that began
-    /// here is under way elsewhere. The evictor itself may wait for this page, so it must not wait for an eviction.
-    /// `waiter`: a thread waits for it; it is not sent for ahead of need.
+    /// A fetch of the page from its slot begins. Returns the operation's name: the page, unless an operation that began
+    /// here is under way elsewhere. The evictor itself may wait for this fetch, so the fetch must not wait for an
+    /// eviction. `waiter`: a thread waits for the page. If not, it is fetched ahead of need.
     pub fn fetching(&mut self, page: Page, writable: bool, waiter: bool) -> Page {
         let entry = self.get(page);
         self.set(page, entry.with_state(State::Fetching).with_writable(writable).with_waiter(waiter));
@@ -695,8 +708,8 @@ impl Table {
         entry.slot().is_some()
     }
 
-    /// A page that shares a frame is this space's own from now on, and counts as such. It is clean if it is verified and the frame is
-    /// stored.
+    /// Makes a page that shares a frame this space's own: its room is counted for itself from now on. The page is clean
+    /// if it is verified and the frame is stored.
     pub fn own(&mut self, page: Page, slots: &mut Store, frames: &Frames) {
         let entry = self.get(page);
         let Some(frame) = entry.frame() else { return };
@@ -708,8 +721,8 @@ impl Table {
         self.set(page, entry.with_own_page(slot));
     }
 
-    /// The page tables were looked at for a page that shares a frame, while it was write-protected. Returns whether it is its space's own
-    /// from now on, and counts as such.
+    /// Notes what the page tables say of a page that shares a frame. They were read while the page was write-protected.
+    /// Returns whether it is its space's own from now on, and counts as such.
     pub fn verify(&mut self, page: Page, seen: Seen, slots: &mut Store, frames: &Frames) -> bool {
         let entry = self.get(page);
         let Some(frame) = entry.frame() else { return false };
@@ -724,8 +737,8 @@ impl Table {
             }
             Seen::Absent => {}
         }
-        // The program has given it up in a way that the kernel does not report, or a child has not inherited it. What is stored
-        // of it is fetched, as from an absent page that is clean.
+        // The program has given the page up in a way that the kernel does not report, or a child has not inherited it.
+        // If its contents are stored, the next fault fetches them, as for any clean page that is absent.
         let stored = match frames.saved(frame) {
             Saved::Slot(slot) if entry.is_verified() && slots.share(slot) => Some(slot),
             _ => None,
@@ -739,18 +752,19 @@ impl Table {
         false
     }
 
-    /// The first run of pages of `[from, end)` that begins and ends with one that shares a frame and is not verified: first page and
-    /// number of pages. Pages of other kinds that lie between may be looked at, too.
+    /// The first run of pages of `[from, end)` that begins and ends with one that shares a frame and is not verified:
+    /// its first page and its length. The caller may look at the pages in between, too, whatever their kind.
     pub fn unverified_run(&self, from: Page, end: Page) -> Option<(Page, u64)> {
         self.run(from, end, is_unverified)
     }
 
-    /// As [`Table::unverified_run`], for pages that share a frame and are not protected. The caller may protect the pages between, too.
+    /// As [`Table::unverified_run`], for pages that share a frame and are not protected. The caller may protect the
+    /// pages in between, too.
     pub fn unprotected_run(&self, from: Page, end: Page) -> Option<(Page, u64)> {
         self.run(from, end, is_unprotected)
     }
 
-    /// As [`Table::unprotected_run`], for all resident pages that are not protected: a fork is about to share them.
+    /// As [`Table::unprotected_run`], for all resident pages that are not protected. A fork is about to share these.
     pub fn writable_run(&self, from: Page, end: Page) -> Option<(Page, u64)> {
         self.run(from, end, |entry| entry.state() == State::Resident && !entry.is_protected())
     }
@@ -805,15 +819,15 @@ impl Table {
         found.into_iter().map(|number| (number * BLOCK, (number + 1) * BLOCK)).collect()
     }
 
-    /// A page that is the only holder of its frame is this space's own again, and counts as such. Returns whether it needs no write
-    /// protection any more.
+    /// Makes a page that is the only holder of its frame this space's own again: its room is counted for itself from
+    /// now on. Returns whether it needs no write protection any more.
     pub fn collapse(&mut self, page: Page, slots: &mut Store, frames: &Frames) -> bool {
         let before = self.get(page);
         self.own(page, slots, frames);
         before.is_protected() && self.get(page).slot().is_none()
     }
 
-    /// The page cannot be had any more.
+    /// Marks a page as lost: its contents cannot be had any more.
     pub fn lost(&mut self, page: Page, slots: &mut Store) {
         let entry = self.get(page);
         if let Some(slot) = entry.slot() {
@@ -823,11 +837,11 @@ impl Table {
         self.set(page, Entry(0).with_state(State::Lost).with_queued(entry.is_queued()));
     }
 
-    /// The contents of `[first, end)` are not wanted any more: it reads as zero, or is not there.
+    /// Gives up the contents of `[first, end)`: the range reads as zero from now on, or is not mapped any more.
     pub fn discard(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         let mut discarded = Discarded::default();
         self.unasked.cut(first, end);
-        // What comes there from now on is asked for.
+        // A page that appears there from now on was asked for, so it is not in doubt.
         self.doubtful.retain(|page| !(first..end).contains(page));
         for (page, entry) in self.entries(first, end) {
             if in_operation(entry) {
@@ -855,14 +869,16 @@ impl Table {
         self.unregister(first, end, slots)
     }
 
-    /// Whether an operation that began at this page is under way, and its page has been moved elsewhere since. It may be back.
+    /// Whether an operation that began at this page is under way and its page was moved elsewhere meanwhile. The page
+    /// may have been moved back.
     pub fn is_name(&self, page: Page) -> bool {
         self.forwards.iter().any(|forward| forward.began == page)
     }
 
     /// Another page is about to take the place of one that is in an operation.
     fn vacate(&mut self, page: Page, entry: Entry, slots: &mut Store) {
-        // What is fetched from it is not wanted; the slot of an eviction is the evictor's.
+        // Fetched contents are not wanted any more, so their slot is released. The slot of an eviction is the
+        // evictor's.
         if let Some(slot) = entry.slot().filter(|_| entry.state() == State::Fetching) {
             slots.release(slot);
         }
@@ -900,7 +916,7 @@ impl Table {
             let target = to + (page - from);
             if in_operation(entry) && !entry.is_discarded() {
                 remapped.in_operation = true;
-                // The operation keeps its name, and its page a mark there until it ends.
+                // The operation keeps its name. The old entry of its page becomes a mark of it, until it ends.
                 match self.forwards.iter_mut().find(|forward| forward.now == Some(page)) {
                     Some(forward) => {
                         forward.now = Some(target);
@@ -915,9 +931,10 @@ impl Table {
                             counted: false,
                             waiter: false,
                         });
-                        // Whoever waits here looks again: it may be the evictor, which reads what it keeps.
+                        // A thread that waits here looks again: it may be the evictor, which reads a kept page from its
+                        // place.
                         remapped.wake.extend(entry.has_waiter().then_some(page));
-                        // One entry has the slot.
+                        // Only the new entry has the slot.
                         let mark = entry.with_discarded(true).with_slot(None).with_waiter(false);
                         self.set(page, mark);
                     }
@@ -943,7 +960,7 @@ impl Table {
         // The kernel reports moves of registered memory only. The old range stays registered until it is reported to be unmapped.
         self.grow(from, from + count);
         self.grow(to, to + count);
-        // Guards move along.
+        // Guards move with their pages.
         let guarded = self.guarded.within(from, from + count);
         self.guarded.cut(from, from + count);
         self.guarded.cut(to, to + count);
@@ -955,19 +972,18 @@ impl Table {
 
     /// The table of a child that was forked. `child` is the number of its space.
     ///
-    /// From the moment the kernel copies page tables until the fork is reported, it maps
-    /// nothing for us: so what is *Resident* here is present in the child. A page that is
-    /// being moved out may have gone before that moment or after it. Before, the child's
-    /// page is absent, and its contents are those that are being saved; after, it is present,
-    /// and never asked for. So the child's page *follows* the eviction here: in both cases
-    /// the slot is right.
+    /// From the moment the kernel copies page tables until the fork is reported, it maps nothing for us: so what is
+    /// *Resident* here is present in the child. A page that is being moved out may have gone before that moment or
+    /// after it. If it went before, the child's page is absent, and its contents are those that are being saved. If it
+    /// went after, the child's page is present, and no fault asks for it. So the child's page *follows* the eviction
+    /// here: in both cases the slot is right.
     ///
-    /// What is *Resident* shares a frame from now on. Clean pages are write-protected, here and there; of others it
-    /// is to be found out whether they are still shared ([`Table::verify`]): the program may have written to them since, and of those
-    /// that were pinned, the child has copies.
+    /// What is *Resident* shares a frame from now on. Clean pages are write-protected, here and in the child. For
+    /// others, it has to be found out whether they are still shared ([`Table::verify`]): the program may have written
+    /// to them since, and of pages that were pinned, the child has copies.
     ///
-    /// `with` is called with one piece of the work after another, and does it on the slots and the frames: others may have these in
-    /// between.
+    /// `with` is called with one piece of the work after another, and runs it on the slots and the frames: between two
+    /// pieces, others may have these.
     pub fn fork(
         &mut self,
         child: u32,
@@ -1010,7 +1026,8 @@ impl Table {
             let inherited = if entry.state() == State::Resident {
                 self.share(page, entry, slots, frames, forked)
             } else {
-                // One that is on its way may be there: it has come before the fork, or is fetched again for a fault that was long served.
+                // A page that is on its way may be present: it came before the fork, or is fetched again for a fault
+                // that was served long ago.
                 if matches!(entry.state(), State::EvictDrop | State::EvictCopy | State::Fetching) {
                     forked.table.doubtful.push(page);
                 }
@@ -1026,7 +1043,7 @@ impl Table {
         }
     }
 
-    /// A resident page is shared with a child. Returns the child's entry.
+    /// Shares a resident page with a child. Returns the child's entry.
     fn share(
         &mut self,
         page: Page,
@@ -1059,7 +1076,7 @@ impl Table {
                 frame
             }
             Some(frame) if before.is_verified() => frame,
-            // The page may be another one than that of the frame's other holders.
+            // This space's page may be another one than that of the frame's other holders.
             Some(_) => {
                 self.leave(before);
                 let frame = frames.share(page, None);
@@ -1077,7 +1094,7 @@ impl Table {
         if entry.is_protected() { theirs.with_protection() } else { theirs }
     }
 
-    /// The entry of a child of a page that is not resident.
+    /// The child's entry for a page that is not resident here.
     fn inherited(&mut self, page: Page, entry: Entry, child: u32, slots: &mut Store) -> Entry {
         if in_operation(entry) && entry.is_discarded() {
             return Entry(0);
@@ -1093,7 +1110,7 @@ impl Table {
                 return Entry(0).with_state(State::EvictCopy).with_follower(true);
             }
             State::Resident | State::Remote | State::Fetching | State::EvictDrop => match entry.slot() {
-                // A slot that cannot be shared any further: the page is poisoned when it is touched.
+                // The slot cannot be shared any further: the child's page is poisoned when it is touched.
                 Some(slot) if !slots.share(slot) => (State::Lost, None),
                 Some(slot) => (State::Remote, Some(slot)),
                 None => (State::Untouched, None),
@@ -1118,15 +1135,15 @@ impl Table {
         }
     }
 
-    /// Evictions whose pages have left the program, by where they began, in order: the caller has the contents until
-    /// [`Table::withdraw`]. A fault of this program on such a page takes it back meanwhile; a child that shares the end
-    /// of the eviction waits for that end. There is one such list at a time.
+    /// Offers pages that have left the program to be taken back. Their evictions are named by where they began, in
+    /// order. The caller keeps the contents until [`Table::withdraw`]: until then, a fault of this program on such a
+    /// page takes it back. A child that shares the eviction waits for its end. There is one such list at a time.
     pub fn offer(&mut self, began: Vec<Page>) {
         debug_assert!(began.is_sorted() && self.offered.is_empty());
         self.offered = began;
     }
 
-    /// What can be taken back, in order.
+    /// The evictions whose pages can be taken back, in order.
     pub fn offered(&self) -> &[Page] {
         &self.offered
     }
@@ -1142,23 +1159,24 @@ impl Table {
         if let Ok(at) = self.offered.binary_search(&began) {
             self.offered.remove(at);
         }
-        // Mapping the page has woken the threads that waited for it. The page is in use: it is not the next to go.
+        // Mapping the page has woken the threads that waited for it. The page is in use, so it is not the next to
+        // leave.
         let (page, entry) = self.operation(began);
         self.set(page, entry.with_waiter(false).with_referenced(true));
     }
 
-    /// Whether a page in an operation has been taken back: it is there.
+    /// Whether a page in an operation has been taken back, so that it is mapped.
     pub fn is_taken_back(&self, page: Page) -> bool {
         let entry = self.get(page);
         entry.state() == State::EvictCopy && entry.is_referenced() && !entry.is_discarded()
     }
 
-    /// Nothing can be taken back any more. Returns what was not.
+    /// No page can be taken back any more. Returns the evictions whose pages were not.
     pub fn withdraw(&mut self) -> Vec<Page> {
         std::mem::take(&mut self.offered)
     }
 
-    /// The operation that offers this page, if one does.
+    /// The eviction that offers this page, if one does.
     fn offered_for(&self, page: Page, entry: Entry) -> Option<Page> {
         if self.offered.is_empty() || entry.is_discarded() || entry.is_kept() {
             return None;
@@ -1213,7 +1231,7 @@ impl Table {
             .map(|follower| {
                 let theirs = match outcome {
                     Outcome::Saved(slot) if !slots.share(slot) => Outcome::Lost,
-                    // The page is theirs, too, and its slot ours alone.
+                    // The child has the page, too, but the slot is this space's alone.
                     Outcome::Stays(_) | Outcome::Refused(_) | Outcome::Shared(_) => Outcome::Stays(None),
                     other => other,
                 };
@@ -1257,7 +1275,7 @@ impl Table {
             if let Some(slot) = held {
                 slots.release(slot);
             }
-            // Another page is here since.
+            // Another page has been mapped here since.
             if entry.is_referenced() { Entry(0).with_state(State::Resident) } else { Entry(0) }
         } else {
             left

@@ -28,15 +28,17 @@ pub struct Counters {
     pub timeouts: u64,
     /// Blocks taken for lost because later ones were acknowledged.
     pub fast_retransmits: u64,
-    /// Blocks and read requests sent again although nothing showed that they were lost: nothing came after them.
+    /// Blocks and read requests sent again as probes: nothing showed that they were lost, and nothing later was
+    /// sent whose answer could show it.
     pub tail_probes: u64,
     /// Blocks and read requests given up after too many attempts, though the peer was there.
     pub given_up: u64,
     /// Blocks that were under way by a link when it was lost.
     pub blocks_moved: u64,
-    /// Blocks of transfers that failed, of which the peer was told that they are over.
+    /// Blocks of failed transfers that were closed by an empty block.
     pub blocks_closed: u64,
-    /// Transfers that failed, and whose end was told though their peer had not said that no byte may still come.
+    /// Failed transfers that were reported although the peer had not confirmed that no byte of them may still
+    /// come.
     pub closed_in_vain: u64,
     /// Atomic operations sent, the repeated ones too.
     pub atomics_sent: u64,
@@ -44,11 +46,11 @@ pub struct Counters {
     pub atomics: u64,
     /// Notifications sent apart from their block.
     pub notifies_sent: u64,
-    /// Answers that a block has arrived and is still being placed.
+    /// Receipts received: answers that a block has arrived and is still being placed.
     pub receipts: u64,
-    /// Answers to peers that a block has arrived here and is still being placed.
+    /// Receipts sent: answers that a block has arrived here and is still being placed.
     pub receipts_sent: u64,
-    /// Questions whether such a block is placed.
+    /// Packets sent to ask whether a block is placed that the receiver has.
     pub probes_sent: u64,
     /// Acknowledgements that changed something.
     pub acks: u64,
@@ -58,22 +60,22 @@ pub struct Counters {
     pub nacks_received: [u64; 8],
     /// Negative acknowledgements sent, by code.
     pub nacks_sent: [u64; 8],
-    /// Refusals for absent pages that were not sent, because the sender had heard of that.
+    /// Refusals for absent pages that were not sent, because the sender had been told of absent pages of the
+    /// block already.
     pub nacks_spared: u64,
     /// Resumes obeyed.
     pub resumes: u64,
-    /// Blocks that go again because the caller said that their source is there.
+    /// Blocks sent again because the caller said that their source page is there.
     pub sources_ready: u64,
     /// Transitions that the state table does not have: must stay 0.
     pub illegal_transitions: u64,
-    /// Data packets to be placed.
+    /// Data packets handed out to be placed.
     pub packets_placed: u64,
     /// Data packets of a block or granule that was already there.
     pub duplicates: u64,
     /// Packets of an older block than the slot's newest.
     pub stale_packets: u64,
-    /// Packets dropped because bytes of the slot's block before were still
-    /// being copied.
+    /// Packets dropped because bytes of the slot's previous block were still being copied.
     pub busy_packets: u64,
     /// Packets with an intact header and a damaged payload.
     pub damaged_packets: u64,
@@ -102,7 +104,7 @@ impl Counters {
     /// Every counter by name.
     #[must_use]
     pub fn named(&self) -> Vec<(String, u64)> {
-        // Taken apart, so that none is forgotten here.
+        // Destructured, so that the compiler reports a counter that is missing here.
         let Self {
             transfers_posted,
             transfers_done,

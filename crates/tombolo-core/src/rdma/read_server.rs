@@ -1,19 +1,18 @@
-//! Reads, seen by who is asked (QOS §3.6): a request becomes a write-back.
+//! The target's side of reads (QOS §3.6): a request becomes a write-back.
 //!
-//! Each domain of a peer has 32 read channels. A request that finds none free waits
-//! in a bounded buffer (QOS §3.6.2); if that is full too, it is turned away with
-//! *destination buffer full*, and its requester comes back. So a request never
-//! stands in the way of the acknowledgements behind it that would free a channel:
-//! the deadlock of QOS §3.6.2 cannot form, whatever the load.
+//! Each domain of a peer has 32 read channels. A request that finds none free waits in a bounded buffer (QOS
+//! §3.6.2). If that is full too, the request is rejected with *destination buffer full*, and its requester asks
+//! again later. So a request never blocks the acknowledgements behind it that would free a channel: the
+//! deadlock of QOS §3.6.2 cannot form, whatever the load.
 //!
-//! Classes hold here, too. A read has the class of its size (or the one asked for),
-//! lower classes leave channels and buffer places to higher ones (`Shares`), and of
-//! those that wait the scheduler's rule picks the next: strict order with a bound on
-//! starvation. Inside a class domains take turns, and in a domain the first comes first.
+//! Reads have classes, too: a read has the class of its size, or the class that the requester asked for. Lower
+//! classes leave channels and buffer places to higher ones (`Shares`). The scheduler's rule picks the next of
+//! the waiting reads: strict order with a bound on starvation. Inside a class, domains take turns, and in a
+//! domain the first request comes first.
 //!
-//! A repeated request is recognised by its id: each place of a window remembers the
-//! newest id it had and what became of it. The requester's watermark says which reads
-//! are over, so that those that still wait are not begun.
+//! A repeated request is recognised by its id: each place of a window remembers its newest id and the state of
+//! that request. The requester's watermark says which reads are over. Those of them that still wait are not
+//! begun.
 
 use super::config::Config;
 use super::counters::Counters;
@@ -29,7 +28,7 @@ use tombolo_wire::{
 enum Known {
     /// No request came with any id of this place.
     Never,
-    /// As if it had not come.
+    /// The request counts as not received: a repeat of it is treated as new.
     Nothing,
     Waiting,
     Running,
@@ -64,9 +63,9 @@ struct ServedPeer {
 /// A read to be started, as a write-back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Whose read.
+    /// The peer that reads.
     pub peer: PeerId,
-    /// Which.
+    /// Its read.
     pub request: RequestId,
     /// The write that answers it.
     pub transfer: Transfer,
@@ -79,8 +78,8 @@ pub struct ReadServer {
     counters: Counters,
     /// `None`: not a peer. A peer has tables from its first request on.
     peers: Vec<Option<Tables>>,
-    /// Short answers to be sent. When it is full an answer is dropped, and the
-    /// requester's timer brings the question again.
+    /// Short answers to be sent. When the queue is full, an answer is dropped, and the requester asks again
+    /// after its timeout.
     replies: VecDeque<Reply>,
 }
 
@@ -143,7 +142,7 @@ impl ReadServer {
         }
     }
 
-    /// A request came in by that path. Returns the read to start, if it can start now.
+    /// Handles a request that came by `path`. Returns the read to start, if it can start now.
     pub(crate) fn request(&mut self, id: PeerId, path: PathId, request: &ReadRequest) -> Option<Start> {
         let class = self.class_of_request(request);
         let config = &self.config;
@@ -193,13 +192,13 @@ impl ReadServer {
         peer.channels[at].waiting[class as usize].push_back(&mut peer.pending_chain, slot);
         peer.waiting.take(class);
         self.counters.reads_queued += 1;
-        // Else its requester would take the waiting for a loss.
+        // Without this answer its requester would take the wait for a loss.
         self.answer(id, Some(path), Packet::ReadAccept(ReadAccept { request: name }));
         None
     }
 
-    /// A write-back is over, or could not start: its channel is free. Then others may
-    /// start: [`Self::next_start`].
+    /// Frees the channel of a write-back that is over or could not start. Waiting reads may start then: call
+    /// [`Self::next_start`].
     pub(crate) fn ended(
         &mut self,
         id: PeerId,
@@ -213,7 +212,7 @@ impl ReadServer {
         if peer.window[place] == (request, Known::Running) {
             peer.window[place].1 = match failure {
                 None => Known::Served,
-                // It never began; asked again, it may.
+                // The read never began. If it is requested again, it may.
                 Some(refusal) if refusal.code.is_transient() => Known::Nothing,
                 Some(refusal) => Known::Rejected(refusal),
             };
@@ -224,8 +223,8 @@ impl ReadServer {
         }
     }
 
-    /// A read of this peer that waited and has a channel now. Call until `None` whenever a
-    /// channel became free.
+    /// Returns a read of this peer that has waited and can start now. Call until `None` whenever a channel
+    /// became free.
     pub(crate) fn next_start(&mut self, id: PeerId) -> Option<Start> {
         let peer = self.peers.get_mut(id.index())?.as_mut()?.as_mut()?;
         while peer.waiting.total() > 0 {
@@ -236,14 +235,14 @@ impl ReadServer {
             let (class, _) = peer.picker.pick(may_start)?;
             let at = peer.startable(&self.config, class)?;
             let slot = peer.channels[at].waiting[class as usize].pop_front(&mut peer.pending_chain)?;
-            // The other domains have their turn first.
+            // The other domains have their turn before this one has another.
             let last = peer.channels.remove(at);
             peer.channels.push(last);
             peer.free.push(slot);
             peer.waiting.give_back(class);
             let request = peer.pending[slot as usize].take()?;
             let place = place_of(request.request);
-            // Given up by its requester while it waited.
+            // The requester has given the read up while it waited.
             if peer.window[place] != (request.request, Known::Waiting)
                 || request.request.after(peer.watermark).is_none()
             {
@@ -262,7 +261,7 @@ impl ReadServer {
         self.replies.pop_front()
     }
 
-    /// As after 2³² reads, less a few.
+    /// Sets the ids as they are shortly before 2³² reads.
     #[cfg(test)]
     pub(crate) fn age(&mut self, id: PeerId) {
         let Some(peer) = self.peers[id.index()].as_mut() else {
@@ -273,7 +272,7 @@ impl ReadServer {
         peer.watermark = RequestId(u32::MAX - 5);
     }
 
-    /// Whether no read is being served or waits.
+    /// Whether no read is being served or waits, and no answer is to be sent.
     pub(crate) fn is_idle(&self) -> bool {
         self.replies.is_empty()
             && self.peers.iter().flatten().flatten().all(|peer| {
@@ -343,7 +342,7 @@ impl ServedPeer {
         self.tidy(domain);
     }
 
-    /// Forget a domain without reads.
+    /// Forgets a domain if it has no reads.
     fn tidy(&mut self, domain: Domain) {
         self.channels.retain(|channels| {
             channels.domain != domain

@@ -9,7 +9,7 @@ use super::transfer::MAX_PATHS;
 pub(crate) struct RoundTrip {
     smoothed_ns: Option<u64>,
     variation_ns: u64,
-    /// Timeouts in a row: as many doublings, or fewer where several paths take turns.
+    /// Timeouts in a row. Each doubles the timeout, or fewer do if several paths take turns.
     backoff: u32,
 }
 
@@ -36,7 +36,8 @@ impl RoundTrip {
         }
     }
 
-    /// As [`Self::sample`]; whether timeouts of this rule, never shorter than `least_ns`, are shorter now.
+    /// As [`Self::sample`]. Returns whether timeouts by this rule, which are never shorter than `least_ns`,
+    /// have become shorter.
     pub(crate) fn sample_shortens(&mut self, ns: u64, rule: Retransmission, least_ns: u64) -> bool {
         let least_ns = match rule {
             Retransmission::Fixed { .. } | Retransmission::Ticks { .. } => {
@@ -50,7 +51,7 @@ impl RoundTrip {
         before_ns > least_ns && self.unbounded_ns() < before_ns
     }
 
-    /// The timeout without its bounds; the longest there is before a measurement and after a timeout.
+    /// The timeout without its bounds. `u64::MAX` before the first measurement and after a timeout.
     fn unbounded_ns(&self) -> u64 {
         match self.smoothed_ns {
             Some(smoothed) if self.backoff == 0 => {
@@ -60,7 +61,7 @@ impl RoundTrip {
         }
     }
 
-    /// A sign of life that measures nothing; whether timeouts are shorter now.
+    /// Records a sign of life that measures nothing. Returns whether timeouts have become shorter.
     pub(crate) fn alive(&mut self) -> bool {
         std::mem::take(&mut self.backoff) > 0
     }
@@ -69,18 +70,18 @@ impl RoundTrip {
         self.backoff = (self.backoff + 1).min(MAX_BACKOFF * MAX_PATHS as u32);
     }
 
-    /// The round trip, once it was measured.
+    /// The smoothed round trip, if one was measured.
     pub(crate) fn smoothed_ns(&self) -> Option<u64> {
         self.smoothed_ns
     }
 
-    /// How long an unanswered block waits, had there been no timeout before.
+    /// How long an unanswered block waits if no timeout came before.
     pub(crate) fn first_timeout_ns(&self, rule: Retransmission) -> u64 {
         Self { backoff: 0, ..*self }.timeout_ns(rule)
     }
 
-    /// How long something waits that goes by another of `paths` each time: each is to have its turn before
-    /// the next doubling.
+    /// How long a request waits that is sent by another of `paths` paths each time. Each path has its turn
+    /// before the timeout doubles again.
     pub(crate) fn timeout_by_turns_ns(&self, rule: Retransmission, paths: u32) -> u64 {
         Self { backoff: self.backoff / paths.max(1), ..*self }.timeout_ns(rule)
     }
@@ -99,7 +100,8 @@ impl RoundTrip {
         }
     }
 
-    /// How long to wait before the last block is sent again as a probe. `None`: the round trip is unknown, or the last attempt timed out.
+    /// How long to wait before the last block is sent again as a probe. `None` if timeouts are not measured,
+    /// the round trip is unknown, or the last attempt timed out.
     pub(crate) fn probe_ns(&self, rule: Retransmission, least_ns: u64) -> Option<u64> {
         let Retransmission::Measured { .. } = rule else { return None };
         let smoothed = self.smoothed_ns.filter(|_| self.backoff == 0)?;
@@ -107,7 +109,7 @@ impl RoundTrip {
         Some(smoothed.saturating_add(spread))
     }
 
-    /// How long a block that others have overtaken waits.
+    /// How long after its transmission an overtaken block counts as lost. `None` if the round trip is unknown.
     pub(crate) fn overtaken_ns(&self, reorder_ns: u64) -> Option<u64> {
         self.smoothed_ns.map(|smoothed| smoothed.saturating_add((smoothed / 4).max(reorder_ns)))
     }

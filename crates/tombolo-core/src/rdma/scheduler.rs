@@ -1,14 +1,12 @@
 //! Which class is served next (QOS §3.2.3), and which peer of it.
 //!
-//! Strict order starves: under a steady load of small transfers a large one
-//! would never end. So each class counts the blocks that higher ones were given
-//! while it had work, and is given one when the count reaches the bound. Low is
-//! asked before medium: low never waits for more than `bound` blocks, medium for
-//! at most `bound + 1`.
+//! Strict order alone starves: under a steady load of small transfers a large one would never end. So each
+//! class counts the blocks that other classes were given while it had work, and it is given a block when the
+//! count reaches the bound. If two classes have reached it, low goes before medium. So low never waits for more
+//! than `bound` blocks, and medium for at most `bound + 1`.
 //!
-//! Inside a class, peers take turns, and at each peer its transfers. A peer whose
-//! congestion window is full leaves the rings until it opens: its transfers
-//! cost nothing meanwhile and hold nobody up.
+//! Inside a class, peers take turns, and so do the transfers of each peer. A peer whose congestion window is
+//! full leaves the rings until the window opens. Meanwhile its transfers cost nothing and delay no other peer.
 
 use super::transfer::Class;
 use crate::list::{Chain, List};
@@ -17,7 +15,7 @@ use crate::list::{Chain, List};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClassPicker {
     bound: u32,
-    /// Blocks of higher classes while this one had work.
+    /// For each class, blocks given to other classes while it had work.
     passed_over: [u32; Class::COUNT],
 }
 
@@ -26,7 +24,7 @@ impl ClassPicker {
         Self { bound, passed_over: [0; Class::COUNT] }
     }
 
-    /// The class to serve now, and whether only because it had waited too long.
+    /// The class to serve now, and whether it is chosen only because it had waited too long.
     pub(crate) fn pick(&mut self, has_work: [bool; Class::COUNT]) -> Option<(Class, bool)> {
         let strict = (0..Class::COUNT).find(|class| has_work[*class])?;
         let due = (strict + 1..Class::COUNT)
@@ -43,8 +41,8 @@ impl ClassPicker {
         Some((Class::ALL[chosen], due.is_some()))
     }
 
-    /// A block goes past the queue: count it against the classes with work.
-    /// Refused (and not counted) if one of them is due.
+    /// Counts a block that skips the queue against the lower classes with work. Returns `false`, and counts
+    /// nothing, if one of those classes is due.
     pub(crate) fn pass_over_lower(&mut self, has_work: [bool; Class::COUNT]) -> bool {
         let waiting = |class: &usize| has_work[*class];
         if (1..Class::COUNT).filter(waiting).any(|class| self.passed_over[class] >= self.bound) {
@@ -57,16 +55,16 @@ impl ClassPicker {
     }
 }
 
-/// Places that the reads of all classes share. A quarter of them (at least one, if there are
-/// several) is kept free of lower classes for each class above, so that long reads, however
-/// many, never hold up short ones until one of the long ones ends.
+/// Places that the reads of all classes share. A quarter of them (at least one, if there are several) is kept
+/// free of lower classes for each class above. So long reads, however many there are, never make a short read
+/// wait until one of them ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shares {
     held: [u32; Class::COUNT],
 }
 
 impl Shares {
-    /// Whether a read of this class may have one more of `places`.
+    /// Whether a read of this class may take another one of `places` places.
     pub(crate) fn admits(&self, places: u32, class: Class) -> bool {
         let kept = (places / 4).max(1);
         (0..=class as u32).all(|limited| {
@@ -90,8 +88,8 @@ impl Shares {
     }
 }
 
-/// The rings of peers with something to send: what must go again, one ring for each
-/// class, and read requests.
+/// The rings of peers with something to send: one for blocks to be sent again, one for each class, and one for
+/// read requests.
 #[derive(Debug, Default)]
 pub(crate) struct Rings {
     rings: [Ring; RINGS],
@@ -129,7 +127,7 @@ impl Rings {
         }
     }
 
-    /// Put a peer into the rings that have a bit here, and take it out of the others.
+    /// Puts a peer into the rings that have a bit in `members`, and takes it out of the others.
     pub(crate) fn set(&mut self, peer: u32, members: u8) {
         let before = std::mem::replace(&mut self.members[peer as usize], members);
         if before == members {
@@ -152,7 +150,7 @@ impl Rings {
         self.rings[ring].list.front()
     }
 
-    /// Another peer's turn.
+    /// Moves a peer to the rear of a ring, so that another one has its turn.
     pub(crate) fn rotate(&mut self, ring: usize, peer: u32) {
         let is_member = self.members[peer as usize] >> ring & 1 == 1;
         let ring = &mut self.rings[ring];
@@ -205,7 +203,7 @@ mod tests {
                 assert!(shares.admits(places, class));
             }
         }
-        // Higher classes in the places of all do not shut lower ones out of theirs.
+        // A lower class is admitted as long as any place is free, however many places the high class holds.
         let mut shares = Shares::default();
         (0..20).for_each(|_| shares.take(Class::High));
         assert!(shares.admits(32, Class::Low));

@@ -1,8 +1,7 @@
-//! A transfer in blocks aligned at the destination (QOS §3.2.2).
+//! Splits a transfer into blocks that are aligned at the destination (QOS §3.2.2).
 //!
-//! Aligned at the *destination*, because that is where a block must not straddle
-//! what the receiver treats as one (a run of pages, a snoop filter's line); the
-//! first and the last block are shorter.
+//! Blocks are aligned at the *destination*, because a block must not straddle what the receiver treats as one
+//! unit (a run of pages, a snoop filter's line). The first and the last block may be shorter.
 
 /// The length of the block that starts `offset_bytes` into the transfer: to the
 /// next boundary of the destination, or to the end. `block_bytes` is a power of two.
@@ -20,7 +19,7 @@ mod tests {
 
     #[test]
     fn an_unaligned_destination_shortens_first_and_last() {
-        // 40,000 bytes to 6,384 below a boundary: QOS Fig 3.4.
+        // 40,000 bytes to an address 6,384 bytes below a boundary: QOS Fig 3.4.
         let destination = 0x4_0000_4000 - 6384;
         assert_eq!(block_length(destination, 40_000, 0, 16384), 6384);
         assert_eq!(block_length(destination, 40_000, 6384, 16384), 16384);

@@ -1,8 +1,7 @@
 //! Time, as the caller tells it.
 
-/// Nanoseconds since an instant of the caller's choice. The engine never asks
-/// for it; it may stand still, and if it runs backwards nothing worse happens
-/// than a timer that fires late.
+/// Nanoseconds since an instant of the caller's choice. The engine never reads a clock. Time may stand still.
+/// If it runs backwards, timers fire late, and nothing worse happens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 
@@ -13,16 +12,16 @@ impl Time {
         Self(self.0.saturating_add(ns))
     }
 
-    /// Nanoseconds since `earlier`; 0 if that lies ahead.
+    /// Nanoseconds since `earlier`, 0 if `earlier` lies ahead.
     #[must_use]
     pub fn since_ns(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// The time without what an engine has missed. Who is stopped for a while (a signal, a debugger, a frozen
-/// machine) finds all its timers due at once, and what peers have answered still unread: of such a gap only
-/// a part counts as time in which they were silent.
+/// A clock that leaves out most of the time in which the engine was not run. After a node was stopped for a
+/// while (by a signal, a debugger, a frozen machine), all its timers are due at once, and its peers' answers
+/// are still unread. Only a part of such a gap counts as time in which the peers were silent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttendedClock {
     most_ns: u64,
@@ -31,13 +30,13 @@ pub(crate) struct AttendedClock {
 }
 
 impl AttendedClock {
-    /// Of one gap, `most_ns` count.
+    /// A clock for which at most `most_ns` of each gap count.
     pub(crate) fn new(most_ns: u64) -> Self {
         Self { most_ns, seen_at: Time(0), missed_ns: 0 }
     }
 
-    /// The engine is run now. `due`: when it was to be run at the latest, if a timer runs; without one
-    /// there is nothing to wait for, so it was to be run at once, or nothing is open.
+    /// Records that the engine is run now. `due` is when it was to be run at the latest. `None`: no timer runs,
+    /// so either the engine was to be run again at once, or nothing is open.
     pub(crate) fn look(&mut self, now: Time, due: Option<Time>) {
         let since = due.map_or(self.seen_at, |due| due.max(self.seen_at));
         let gap_ns = now.since_ns(since);
@@ -60,15 +59,15 @@ mod tests {
         let mut clock = AttendedClock::new(10);
         for (now, due, shows) in [
             (10, None, 10),
-            // Nothing was due for long, and then in time.
+            // Nothing was due for long, then the engine ran in time.
             (500, Some(495), 500),
             // A gap of a hundred, of which ten count.
             (620, Some(520), 530),
-            // The timer that was missed is due still: the gap counts once.
+            // The missed timer is still due: the gap counts once.
             (625, Some(520), 535),
             (600, Some(520), 510),
             (630, Some(520), 540),
-            // Stopped before it had handed out what there was.
+            // The engine was stopped before it had handed out all that was ready.
             (730, None, 550),
         ] {
             clock.look(Time(now), due.map(Time));

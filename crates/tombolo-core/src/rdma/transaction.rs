@@ -1,26 +1,25 @@
 //! The states of a transaction, declared in one place (QOS §3.2.4).
 //!
-//! Five states are the document's: free, issued, acked, nacked, retransmitted.
-//! `Notifying` is ours: the last block of a transfer may be acknowledged before
-//! its notification is released (QOS §3.2.6), and then only the notification,
-//! not the block, waits for an answer. In `Placing` the receiver has said that it
-//! has the bytes and is still placing them: nothing was lost, and what is sent now
-//! and then only asks whether they are placed.
+//! Five states are the document's: free, issued, acked, nacked, retransmitted. `Notifying` is ours: the last
+//! block of a transfer may be acknowledged before its notification is released (QOS §3.2.6), and then only the
+//! notification, not the block, waits for an answer. `Placing` is ours, too: the receiver has said that it has
+//! the bytes and is still placing them. Nothing was lost then, and the packets sent from time to time only ask
+//! whether the bytes are placed.
 
-/// Where a transaction is.
+/// State of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// The slot is in the ticket queue.
     Free,
     /// Sent once (or about to be), unanswered.
     Issued,
-    /// The bytes are at the receiver. If a notification is owed, the slot stays.
+    /// The bytes are at the receiver. If a notification is owed, the slot stays in use.
     Acked,
     /// The bytes are at the receiver and the notification was sent after them.
     Notifying,
     /// The bytes are at the receiver, which takes its time to place them.
     Placing,
-    /// Refused; waits to be sent again.
+    /// The block was refused and waits to be sent again.
     Nacked,
     /// Sent more than once (or about to be), unanswered.
     Retransmitted,
@@ -58,7 +57,7 @@ pub enum Event {
     Receipt,
     /// The block is refused.
     Nack,
-    /// The block goes again: timeout, fast retransmission, resume or delay over.
+    /// The block is sent again: after a timeout, a fast retransmission, a resume or a delay.
     Resend,
     /// The notification is sent apart from the bytes.
     Notify,

@@ -1,11 +1,11 @@
-//! What a program asks for, and how it can end.
+//! Transfers as programs post them, and how they can end.
 
 use tombolo_wire::{AtomicOperation, Domain, Notification, Refusal};
 
-/// A node at the other end of a link (or this one, over a loop-back link). The
-/// caller chooses the numbers: a place in the engine's tables, a small number, and which
-/// of the peers that have had that place. The engine keeps the peers of one place apart: what
-/// is said of, posted to, or has come from an earlier one is refused.
+/// Names a node at the other end of a link (or this node, over a loopback link). The caller chooses the number.
+/// It has two parts: a place in the engine's tables, which is a small number, and a count that distinguishes
+/// successive peers at that place. Whatever names an earlier peer of a place (a call, a post, a packet) is
+/// refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
 
@@ -15,13 +15,13 @@ impl PeerId {
     /// Peers that one place can have, one after the other.
     pub const PEERS_OF_A_PLACE: u32 = 1 << 16;
 
-    /// The peer that comes to a place after that many others. Both are below their bounds.
+    /// The peer at `place` after `before` earlier peers of that place. Both numbers are below their bounds.
     #[must_use]
     pub const fn at(place: u32, before: u32) -> Self {
         Self((before * Self::PLACES) | (place % Self::PLACES))
     }
 
-    /// Its place in tables.
+    /// Its place in the engine's tables.
     #[must_use]
     pub const fn index(self) -> usize {
         (self.0 % Self::PLACES) as usize
@@ -42,7 +42,7 @@ impl PathId {
     }
 }
 
-/// A posted transfer. Never given twice.
+/// Names a posted transfer. No id is given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TransferId {
     pub(crate) index: u32,
@@ -56,9 +56,9 @@ pub enum Direction {
     Write,
     /// From the peer to here (QOS §3.6).
     Read,
-    /// A word at the peer is changed where it is, exactly once, and what it was before comes back.
-    /// The word is at the destination address, a multiple of eight, and its size is eight bytes; it
-    /// has no source and no notification.
+    /// A word at the peer is changed in place, exactly once, and its previous value is returned. The word is at
+    /// the destination address, a multiple of eight, and its size is eight bytes. It has no source and no
+    /// notification.
     Atomic(AtomicOperation),
 }
 
@@ -92,15 +92,15 @@ impl Class {
     }
 }
 
-/// One descriptor (QOS §2.3.3.2). All addresses are virtual addresses of the
-/// domain of the node the field names.
+/// One descriptor (QOS §2.3.3.2). All addresses are virtual addresses in the domain of the node that the field
+/// names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Which way.
+    /// Direction of the bytes.
     pub direction: Direction,
-    /// Whose memory at the peer.
+    /// Domain of the memory at the peer.
     pub domain: Domain,
-    /// Whose memory here. Never leaves this node.
+    /// Domain of the memory here. It never leaves this node.
     pub own_domain: Domain,
     /// Where the bytes are: here for a write, at the peer for a read.
     pub source_address: u64,
@@ -111,14 +111,14 @@ pub struct Transfer {
     pub size_bytes: u32,
     /// Two words written at the destination's node after the last byte.
     pub notification: Option<Notification>,
-    /// A class for the transfer's whole life (QOS §1.2, hints from the user).
-    /// `None`: by the bytes still to be issued, so that it rises as it shrinks.
+    /// A class for the transfer's whole life (QOS §1.2, hints from the user). `None`: the class follows from
+    /// the bytes still to be issued, so it rises as they become fewer.
     pub class: Option<Class>,
-    /// Given back in the completion, never looked at.
+    /// Returned in the completion. The engine does not interpret it.
     pub user: u64,
 }
 
-/// Why a transfer was not taken. Nothing has happened; post it again later or not.
+/// Why a transfer was not accepted. Nothing was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
@@ -146,9 +146,9 @@ pub enum PostError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
-    /// The peer did not answer for [`crate::rdma::Config::give_up_ns`], or not
-    /// after [`crate::rdma::Config::max_attempts`] attempts. All that is open with
-    /// it ends so at once.
+    /// The peer did not answer for [`crate::rdma::Config::give_up_ns`], or not after
+    /// [`crate::rdma::Config::max_attempts`] attempts. All transfers of this node's programs that are open with
+    /// the peer end with this error at once.
     #[error("the peer does not answer")]
     PeerUnreachable,
     /// The peer is there, but one part of the transfer was lost each time it was sent,

@@ -1,6 +1,6 @@
 //! Copies that are made in the background: in place of lost ones, and away from lenders that are drained or dead.
 //!
-//! Making a copy means reading one place of a slot into a buffer, writing the buffer to a new place, and attaching that
+//! A copy is made by reading one place of a slot into a buffer, writing the buffer to a new place, and attaching that
 //! to the slot if the slot still has a user. Fewer copies than reads of front ends are under way at once, and their
 //! rate is limited.
 
@@ -114,7 +114,7 @@ impl Store {
             self.copies.look_again();
         }
         let pause_ns = self.copy_pause_ns(now_ns);
-        // Of copies that were not begun because nothing called, no more than one burst is made up for.
+        // After a time without calls, at most one burst of copies is made up for.
         let burst_ns = pause_ns * u64::from(self.copies_at_once());
         self.copies.next_ns = self.copies.next_ns.max(now_ns.saturating_sub(burst_ns));
         let mut looks = 0;

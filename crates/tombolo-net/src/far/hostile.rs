@@ -1,4 +1,5 @@
-//! Ports of another machine that say what they like, beside two that behave: what a TAP device would never bring to an owner.
+//! Tests of an owner with hostile ports of another machine, which send what would never come from a TAP device, beside two
+//! well-behaved ports.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -18,7 +19,7 @@ use crate::client::Client;
 use crate::serve::{Options, Owner};
 use crate::uplink::UplinkName;
 
-/// How long what must happen may take.
+/// How long anything that must happen may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A port, and the hardware address that the owner has given it.
@@ -54,8 +55,7 @@ fn attach(address: &Address, port: &Port) -> Given {
                 return Given { far, mac: mac.0 };
             }
             // The one before is about to go.
-            Err(FarError::Refused(reason)) if since.elapsed() < PATIENCE => {
-                assert!(reason.contains("called"), "{reason}");
+            Err(FarError::NameTaken(_)) if since.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(50));
             }
             Ok((_, answer)) => panic!("{answer:?}"),
@@ -65,7 +65,7 @@ fn attach(address: &Address, port: &Port) -> Given {
 }
 
 impl FarOwner {
-    /// Sends a record as it is given.
+    /// Sends these bytes as a record.
     fn say(&mut self, parts: &[&[u8]]) {
         let slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
         let since = Instant::now();
@@ -82,7 +82,7 @@ impl FarOwner {
         self.station.take(self.key, &mut self.buffer).ok().map(|()| self.buffer.frame().to_vec())
     }
 
-    /// Until the owner has ended the connection, or its node has.
+    /// Waits until the owner has ended the connection, or its node has gone.
     fn await_end(&mut self, what: &str) {
         let since = Instant::now();
         loop {
@@ -96,8 +96,8 @@ impl FarOwner {
     }
 }
 
-/// A frame from one to the other and back. Where many frames of others come at once (a segment of some bytes a frame is thousands), it may be lost behind
-/// them, as in any network: then it is sent again.
+/// Sends a frame from one port to the other and back. As in any network, it may be lost behind many frames of other ports (a
+/// segment with few bytes per frame is cut into thousands). Then it is sent again.
 fn behave(one: &mut Given, other: &mut Given, number: u32) {
     for is_back in [false, true] {
         let (from, to) = if is_back { (&mut *other, &mut *one) } else { (&mut *one, &mut *other) };
@@ -117,12 +117,12 @@ fn behave(one: &mut Given, other: &mut Given, number: u32) {
     }
 }
 
-/// An offload header and a frame, rubbish or nearly right.
+/// Draws an offload header and a frame, random or nearly valid.
 fn draw(random: &mut Random, [one, other, hostile]: [[u8; 6]; 3]) -> (Vec<u8>, Vec<u8>) {
     let mut frame = match random.below(4) {
         0 => one.to_vec(),
         1 => vec![0xff; 6],
-        // To itself, or to nobody.
+        // To the hostile port itself, or to an address that no port has.
         2 if random.one_in(8) => hostile.to_vec(),
         2 => vec![2, 0, 0, 0, 0, random.below(8) as u8],
         _ => (0..6).map(|_| random.below(256) as u8).collect(),
@@ -165,13 +165,13 @@ fn draw(random: &mut Random, [one, other, hostile]: [[u8; 6]; 3]) -> (Vec<u8>, V
     (header, frame)
 }
 
-/// What cannot be said of a ring that was filled up to a place, in letters.
+/// Letters with impossible contents, for a ring that was filled up to the place `from`.
 fn lies(session: u64, from: u64) -> Vec<(&'static str, Vec<u8>)> {
     let batch = |beyond, length, credit, inline| {
         let start = from.wrapping_add(beyond);
         Letter::Batch { session, from, start, length, credit, inline }.to_bytes()
     };
-    // A head and eight bytes.
+    // A record's head and eight bytes.
     let record = |length: u32, kind: u32| [length.to_le_bytes(), kind.to_le_bytes(), [0; 4], [0; 4]].concat();
     vec![
         ("a batch beyond the ring", batch(0, RING_BYTES + 8, 0, None)),
@@ -197,7 +197,7 @@ fn refused(client: &Client, name: &str) -> BTreeMap<String, u64> {
 fn run(seed: u64, path: &Path, address: &Address) {
     let mut random = Random::new(seed);
     let client = Client::connect(path, Trust::Own).unwrap();
-    // Nobody chooses an address: it could be the gateway's.
+    // A port cannot choose its hardware address, which could be the gateway's.
     let chosen = Port { mac: "02:00:00:00:00:01".into(), ..port("chooser") };
     let how = Coalescing { frames: 1, after_ns: 0, is_adaptive: false };
     match FarOwner::attach(address, &Security::Insecure, &chosen, how) {
@@ -221,7 +221,7 @@ fn run(seed: u64, path: &Path, address: &Address) {
             behave(&mut one, &mut other, number);
         }
     }
-    // Each kind of mistake was found by what looks for it; some are drawn seldom.
+    // Each kind of mistake must be found and counted under its own reason. Some kinds are drawn seldom, so drawing goes on.
     let reasons = ["bad_offload", "malformed", "too_long", "wrong_source", "unknown_destination"];
     let since = Instant::now();
     loop {
@@ -233,9 +233,9 @@ fn run(seed: u64, path: &Path, address: &Address) {
         lie(&mut one, &mut other);
     }
     drop(hostile);
-    // Who lies about the ring is not heard any more.
+    // A port that sends an impossible letter about a ring is disconnected.
     let liar = port("liar");
-    // What it has said to be attached.
+    // The request by which the port is attached: its record is the first in the ring, and ends at `place`.
     let request = Request { version: crate::protocol::VERSION, ask: Ask::Attach(liar.clone()) };
     let length = serde_json::to_vec(&request).unwrap().len() as u64;
     let place = u64::from(RECORD_HEAD_BYTES) + length.next_multiple_of(u64::from(RECORD_HEAD_BYTES));

@@ -1,4 +1,4 @@
-//! The fuzzers' corpus and random bytes, in an ordinary test run.
+//! Runs the fuzzers' corpus and random bytes in an ordinary test run.
 
 use super::*;
 use crate::letters::Ring;

@@ -61,8 +61,8 @@ pub struct Connection {
     further_of: OnceLock<(Arc<Neighbour>, PathId)>,
 }
 
-/// Packets taken from a link before others get their turn: few where an answer costs no system call, since the
-/// sender waits for the answers.
+/// Most packets that are taken from a link before other links get their turn. They are few for a link by shared memory:
+/// an answer costs no system call there, and the sender waits for the answers.
 fn receive_budget(link: &dyn Link) -> usize {
     if link.peer_process_id().is_some() { 4 } else { 64 }
 }

@@ -84,7 +84,7 @@ pub enum JoinError {
     /// No link to the node could be opened.
     #[error("{0}")]
     Open(#[from] OpenError),
-    /// The node got no introduction through: see the inner error.
+    /// A question to the node failed.
     #[error("node {0}: {1}")]
     Ask(Address, AskError),
     /// The node refused.

@@ -85,7 +85,7 @@ enum Report {
     Event(Event),
     /// A dial has failed, and why.
     Failed(Dial, String),
-    /// A peer asks to be joined by this link; whether it insists.
+    /// A peer asks to be joined by this link. The flag says whether it insists.
     Came(Arc<Connection>, Joining, bool),
     /// An attempt to add a path has ended.
     Path(Dial, PathOutcome),
@@ -216,7 +216,7 @@ fn dial_and_join(
     outcome
 }
 
-/// Connects to an address and asks who answers there.
+/// Connects to an address and asks which node answers there.
 fn identify(driver: &dyn LinkDriver, address: &Address, security: &Security) -> Option<Identity> {
     let link = tombolo_link::connect(address, security, timing::DIAL_TIMEOUT).ok()?;
     let connection = driver.fabric().add_peer(link);

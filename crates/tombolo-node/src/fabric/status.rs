@@ -188,13 +188,14 @@ pub struct ProgramStatus {
 /// The most entries of a status.
 const MAX_ENTRIES: usize = 1_000_000;
 
-/// A node tells parts of its status, and they come to no end.
+/// Error: a node sends parts of its status without end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("its status has no end")]
 pub struct EndlessStatus;
 
 impl NodeStatus {
-    /// A status of all parts. `ask` asks for the part that begins at an entry, and returns it with the entry at which the next one begins.
+    /// Asks for all parts of a status, and puts them together. `ask` asks for the part that begins at an entry. It
+    /// returns the part and the entry at which the next one begins, if there is more.
     ///
     /// # Errors
     /// Those of `ask`, and [`EndlessStatus`].
@@ -205,7 +206,7 @@ impl NodeStatus {
         let (mut status, mut next) = ask(0)?;
         let (mut from, mut entries) = (0, 0);
         while let Some(place) = next {
-            // A node that is right comes to an end, and each part but the last has something in it.
+            // A correct node ends its status, and each part but the last has entries.
             let is_empty = std::mem::replace(&mut entries, status.entries()) == entries;
             if place <= from || is_empty || entries > MAX_ENTRIES || Instant::now() > deadline {
                 return Err(EndlessStatus.into());

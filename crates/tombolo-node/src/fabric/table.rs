@@ -92,7 +92,8 @@ pub(super) struct Newcomer {
     reading: u64,
 }
 
-/// Tells the engine whether a link loses no packets, as is so for one between processes of this machine.
+/// Tells the engine whether a link is reliable, so that it loses no packets: a link between processes of this machine
+/// is.
 pub(super) fn tell_whether_reliable(engine: &mut Engine, connection: &Connection) {
     let (id, path) = connection.place();
     engine.set_reliable(id, path, connection.link.supports_windows());

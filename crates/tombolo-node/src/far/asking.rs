@@ -1,4 +1,4 @@
-//! Asking other nodes: how they are, and for memory.
+//! Questions to other nodes: for their status, and for memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,23 +11,23 @@ use crate::driver::node::Node;
 use crate::fabric::connection::Connection;
 use crate::fabric::link_driver::{AskError, JoinError};
 use crate::fabric::messages::{NamedSegment, Reply, Request};
-use crate::fabric::status::NodeStatus;
+use crate::fabric::status::{EndlessStatus, NodeStatus};
 use crate::far::copy::list;
 use crate::lending::ledger::LendError;
 
 /// Why memory could not be borrowed.
 #[derive(Debug, thiserror::Error)]
 pub enum BorrowError {
-    /// No node there.
+    /// No link to the lender could be opened.
     #[error("{0}")]
     Open(#[from] OpenError),
-    /// It cannot be reached by another of its addresses.
+    /// The lender cannot be reached by another of its addresses.
     #[error("{0}")]
     Join(#[from] JoinError),
-    /// It does not answer.
+    /// The lender does not answer.
     #[error("lender {lender}: {source}")]
     Ask {
-        /// Who.
+        /// Address of the lender.
         lender: Address,
         /// Why.
         source: AskError,
@@ -37,28 +37,28 @@ pub enum BorrowError {
         "lender {lender} has {free_bytes} bytes left to lend, and {asked_bytes} are asked of it: ask for less with --remote, or add lenders"
     )]
     TooMuch {
-        /// Who.
+        /// Address of the lender.
         lender: Address,
         /// What was asked.
         asked_bytes: u64,
         /// What it has.
         free_bytes: u64,
     },
-    /// It has nothing.
+    /// No lender has memory left.
     #[error("the lenders have no memory left to lend: start one with `tombolo node --lend SIZE`")]
     Nothing,
-    /// It refused.
+    /// The lender refused.
     #[error("lender {lender}: {reason}")]
     Refused {
-        /// Who.
+        /// Address of the lender.
         lender: Address,
         /// What it said.
         reason: String,
     },
-    /// What it gave is not what was agreed.
+    /// The segment that the lender gave is not as agreed.
     #[error("lender {lender} sent a wrong segment: {reason}")]
     WrongSegment {
-        /// Who.
+        /// Address of the lender.
         lender: Address,
         /// What is wrong.
         reason: String,
@@ -68,10 +68,10 @@ pub enum BorrowError {
     SetUp(#[from] LendError),
 }
 
-/// A place after all entries: what is said of the node as a whole is all that is asked for.
+/// A place after all entries: an answer from there on has only the fields of the node as a whole.
 const AFTER_ALL: u64 = u64::MAX;
 
-/// A link to a node that is asked how it is.
+/// A link to a node that is asked for its status.
 #[derive(Debug)]
 pub struct StatusClient {
     node: Node,
@@ -80,14 +80,15 @@ pub struct StatusClient {
 }
 
 impl StatusClient {
-    /// Connects to a node that listens there.
+    /// Connects to a node that listens at this address.
     pub fn connect(address: &Address, security: &Security) -> Result<Self, BorrowError> {
         let node = Node::new("status", 0, 0)?;
         let peer = node.add_peer(tombolo_link::connect(address, security, timing::BORROW_TIMEOUT)?);
         Ok(Self { node, peer, address: address.clone() })
     }
 
-    /// Its named segments, the first `most` and perhaps some more; `None`: it does not tell this one.
+    /// The named segments of the node: the first `most`, and perhaps some more. `None`: the node does not list them for
+    /// this one, or not in time.
     pub fn named(&self, most: usize) -> Option<Vec<NamedSegment>> {
         let deadline = Instant::now() + timing::STATUS_TIMEOUT;
         let ask = |request| match Instant::now() < deadline {
@@ -98,7 +99,7 @@ impl StatusClient {
         list(most, answered).ok()?
     }
 
-    /// How that node is; with its counters, or without.
+    /// The status of the node, with its counters or without.
     pub fn ask(&self, counters: bool) -> Result<NodeStatus, BorrowError> {
         let ask = |from| {
             ask_status(&self.node, &self.peer, &self.address, from, counters).map_err(StatusError::Refused)
@@ -123,7 +124,7 @@ impl From<EndlessStatus> for StatusError {
     }
 }
 
-/// How a node is as a whole: what it lends, and to how much of that nobody has a claim.
+/// The status of a node as a whole, without its lists: what it lends, and how much of that is free, for instance.
 pub(super) fn ask_head(
     node: &Node,
     peer: &Arc<Connection>,
@@ -132,7 +133,7 @@ pub(super) fn ask_head(
     Ok(ask_status(node, peer, address, AFTER_ALL, false)?.0)
 }
 
-/// How a node is, from some entry on; and where the next part begins, if there is more.
+/// The part of a node's status that begins at entry `from`, and where the next part begins, if there is more.
 fn ask_status(
     node: &Node,
     peer: &Arc<Connection>,

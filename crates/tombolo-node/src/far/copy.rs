@@ -1,8 +1,8 @@
-//! Named segments as one who copies sees them: bytes into a node under a name, and out again.
+//! Copies to and from named segments: bytes go into a node under a name, and come out again.
 //!
-//! The bytes go through the engine in pieces, several at once, each from a buffer of its own. One
-//! thread drives the link all the while, so that the caller may take its time with files. No copy
-//! counts before both ends have come to the same checksum.
+//! The bytes go through the engine in pieces, several at once, each from a buffer of its own. One thread drives the
+//! link all the while, so that the caller may take its time with files. No copy counts before both ends have computed
+//! the same checksum.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -34,8 +34,8 @@ const PIECES: usize = 8;
 /// Rate at which a node allocates and checks, at least: hundreds of times slower than memory, so that a busy
 /// machine is not given up. A bound, not a measurement.
 const SLOWEST_BYTES_PER_S: u64 = 20 << 20;
-/// Rounds in which packets are taken off a link that always has some, before the timers are looked at. A bound, not
-/// a measurement: what has come is looked at first, or the timers would take it for lost.
+/// Rounds in which packets are taken from a link that always has some, before the timers are looked at. A bound, not a
+/// measurement. Received packets are handled first, or the timers would take them for lost.
 const ROUNDS: u32 = 64;
 
 /// Why something was not copied.
@@ -61,7 +61,7 @@ pub enum CopyError {
         /// Why.
         source: AskError,
     },
-    /// The node is gone, in the middle.
+    /// The node was lost during the copy.
     #[error("node {address} is gone: {reason}")]
     Lost {
         /// Which node.
@@ -79,7 +79,7 @@ pub enum CopyError {
         /// What is free there.
         free_bytes: u64,
     },
-    /// Nothing has that name.
+    /// No segment has that name.
     #[error("nothing is called `{name}` at {address}")]
     NoSuchName {
         /// Which node.
@@ -87,7 +87,7 @@ pub enum CopyError {
         /// What was looked for.
         name: SegmentName,
     },
-    /// It refused.
+    /// The node refused.
     #[error("node {address}: {reason}")]
     Refused {
         /// Which node.
@@ -106,27 +106,27 @@ pub enum CopyError {
         /// Why.
         source: TransferError,
     },
-    /// The buffers are not where they should be.
+    /// A piece does not lie within the buffer memory.
     #[error("{0}")]
     Buffer(#[from] SharedMemoryError),
-    /// The source does not give its bytes.
+    /// The source cannot be read.
     #[error("cannot read: {0}")]
     Read(io::Error),
-    /// The source has more or fewer bytes than it said.
+    /// The source has more or fewer bytes than the caller has said.
     #[error("it changed while it was copied, and is not {0} bytes long any more; copy it again")]
     Changed(u64),
-    /// The target does not take the bytes.
+    /// The target cannot be written.
     #[error("cannot write: {0}")]
     Write(io::Error),
-    /// Not what was sent has arrived.
+    /// The bytes that have arrived are not those that were sent.
     #[error("the checksum of what arrived is {arrived}, and not {sent}: nothing was kept; copy it again")]
     Mismatch {
-        /// Of what was sent.
+        /// Checksum of what was sent.
         sent: Checksum,
-        /// Of what arrived.
+        /// Checksum of what has arrived.
         arrived: Checksum,
     },
-    /// Whoever is told of progress wants no more.
+    /// The caller has stopped the copy, by its progress function or by [`Store::interrupt_when`].
     #[error("interrupted")]
     Interrupted,
 }
@@ -134,8 +134,7 @@ pub enum CopyError {
 /// Called with the number of bytes done; returns false to stop.
 pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
 
-/// The segments with names at another node. After a copy that failed its link is of no more use:
-/// connect again.
+/// The named segments at another node. After a copy has failed, its link must not be used any more: connect again.
 #[derive(Debug)]
 pub struct Store {
     address: Address,
@@ -145,7 +144,7 @@ pub struct Store {
     stop: Arc<AtomicBool>,
     service: Option<JoinHandle<()>>,
     is_interrupted: fn() -> bool,
-    /// Further links.
+    /// Keeps the further links.
     _path_maintainer: PathMaintainer,
 }
 
@@ -166,34 +165,34 @@ impl Drop for Store {
     }
 }
 
-/// Keeps a link going until it is lost or no longer wanted.
+/// Drives a link until it is lost or not wanted any more.
 fn drive(node: &Node, peer: &Arc<Connection>, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) && peer.loss().is_none() {
-        // What has come is looked at before the timers: they would take it for lost.
+        // Received packets are handled before the timers, which would take them for lost.
         let drained = (0..ROUNDS).any(|_| node.drive(peer) == 0);
         let until = node.expire().unwrap_or(timing::STORE_MAX_SLEEP).min(timing::STORE_MAX_SLEEP);
         if drained && peer.has_link() {
             let _ = peer.link.wait(until);
         } else if drained {
-            // Others wait at what is left.
+            // Other threads wait at the further links.
             std::thread::sleep(until);
         }
         node.tick();
     }
 }
 
-/// The part of a whole that its `index`th piece is: where it begins, and how long it is.
+/// Offset and length of the piece with this index. `None`: it lies beyond the end.
 fn piece(index: u64, length_bytes: u64) -> Option<(u64, usize)> {
     let start = index.checked_mul(PIECE_BYTES as u64).filter(|&start| start < length_bytes)?;
     Some((start, (length_bytes - start).min(PIECE_BYTES as u64) as usize))
 }
 
-/// Which buffer a piece has.
+/// Index of a piece's buffer.
 fn slot(index: u64) -> usize {
     (index % PIECES as u64) as usize
 }
 
-/// Where that is.
+/// Offset of a piece's buffer.
 fn buffer(index: u64) -> usize {
     slot(index) * PIECE_BYTES
 }
@@ -202,7 +201,7 @@ fn long_timeout(bytes: u64) -> Duration {
     timing::STORE_LONG_TIMEOUT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S)
 }
 
-/// Asks for what has a name: the first `most`, and perhaps some more. `None`: the answers are no list of names.
+/// Asks for the named segments: the first `most`, and perhaps some more. `None`: the answers are no list of names.
 pub(super) fn list<E>(
     most: usize,
     mut ask: impl FnMut(Request) -> Result<Reply, E>,
@@ -213,7 +212,7 @@ pub(super) fn list<E>(
         let Reply::Names { segments, more } = ask(Request::List { after })? else { return Ok(None) };
         let more = more && !segments.is_empty();
         for segment in segments {
-            // Names are shown to people, and each list begins where the last one ended.
+            // Names are shown to people, so each must be valid. Each list must begin after the end of the last one.
             if segment.name.parse::<SegmentName>().is_err()
                 || all.last().is_some_and(|last| last.name >= segment.name)
             {
@@ -228,12 +227,12 @@ pub(super) fn list<E>(
 }
 
 impl Store {
-    /// Connects to a node, by all of these addresses of it, and says who asks.
+    /// Connects to a node by all of these addresses of it, and introduces this one by `name`.
     pub fn connect(name: &str, addresses: &[Address], security: &Security) -> Result<Self, CopyError> {
         Self::connect_with(name, addresses, security, DEFAULT_OUTAGE)
     }
 
-    /// As [`Self::connect`]. Over UDP the node may be silent for `outage` before it is lost; what is asked of it waits
+    /// As [`Self::connect`]. Over UDP the node may be silent for `outage` before it is lost. What is asked of it waits
     /// meanwhile.
     pub fn connect_with(
         name: &str,
@@ -271,8 +270,8 @@ impl Store {
         })
     }
 
-    /// From now on a question to the node is given up, with [`CopyError::Interrupted`], when this says so:
-    /// the node may take minutes to allocate or to check what is copied.
+    /// From now on a question to the node is given up, with [`CopyError::Interrupted`], when `is_interrupted` returns
+    /// true. The node may take minutes to allocate or to check what is copied.
     pub fn interrupt_when(&mut self, is_interrupted: fn() -> bool) {
         self.is_interrupted = is_interrupted;
     }
@@ -302,7 +301,7 @@ impl Store {
         Err(CopyError::Refused { address: self.address.clone(), reason })
     }
 
-    /// What has this name.
+    /// The segment that has this name.
     pub fn find(&self, name: &SegmentName) -> Result<NamedSegment, CopyError> {
         match self.ask_of(name, Request::Find { name: name.as_str().to_owned() })? {
             Reply::Found(found) if found.name == name.as_str() => Ok(found),
@@ -310,7 +309,7 @@ impl Store {
         }
     }
 
-    /// Everything that has a name, in their order.
+    /// All named segments, in the order of their names.
     pub fn list(&self) -> Result<Vec<NamedSegment>, CopyError> {
         match list(usize::MAX, |request| self.ask(request, timing::STORE_TIMEOUT))? {
             Some(all) => Ok(all),
@@ -318,7 +317,7 @@ impl Store {
         }
     }
 
-    /// Takes a name away; who reads what had it can go on.
+    /// Takes a name away from its segment. Nodes that are reading the segment can go on.
     pub fn delete(&self, name: &SegmentName) -> Result<(), CopyError> {
         match self.ask_of(name, Request::Delete { name: name.as_str().to_owned() })? {
             Reply::Done => Ok(()),
@@ -326,7 +325,7 @@ impl Store {
         }
     }
 
-    /// Waits until a piece has been moved; its number.
+    /// Waits until a piece has been moved, and returns its index.
     fn wait(&self, done_bytes: u64, progress: Progress<'_>) -> Result<u64, CopyError> {
         loop {
             let lost = |otherwise| match self.peer.loss() {
@@ -338,7 +337,7 @@ impl Store {
                 Some(NodeEvent::Completed { result: Err(source), .. }) => {
                     return Err(lost(CopyError::Transfer { address: self.address.clone(), source }));
                 }
-                // The transfers fail, too.
+                // The transfers to and from the lost node fail, too.
                 Some(NodeEvent::Lost { .. }) => {}
                 None if progress(done_bytes) => {}
                 None => return Err(CopyError::Interrupted),
@@ -356,8 +355,8 @@ impl Store {
         Ok(())
     }
 
-    /// Copies `length_bytes`, all that `source` has, into the node and gives them this name. What had
-    /// it before has it until the last byte is there and found to be right.
+    /// Copies `length_bytes`, all that `source` has, into the node, and gives them this name. A segment that has the
+    /// name keeps it until all bytes have arrived and have the right checksum.
     pub fn write(
         &mut self,
         name: &SegmentName,
@@ -376,7 +375,7 @@ impl Store {
         };
         let sent = self.send(segment, length_bytes, source, progress)?;
         let since = Instant::now();
-        // Where the link was lost, it may have been published all the same, or soon be.
+        // If a link was lost, the node may have published the segment all the same, or may do so soon.
         let mut unknown = false;
         loop {
             let publish = Request::Publish { segment, name: name.as_str().to_owned(), checksum: sent };
@@ -434,8 +433,8 @@ impl Store {
         Ok(hasher.finish())
     }
 
-    /// Begins to read what has this name now: it stays as it is until [`Store::close`], though the name
-    /// be given to other bytes or deleted.
+    /// Begins to read the segment that has this name now. It stays as it is until [`Store::close`], even if the name is
+    /// deleted or given to another segment.
     pub fn open(&mut self, name: &SegmentName) -> Result<Opened, CopyError> {
         match self.ask_of(name, Request::Open { name: name.as_str().to_owned() })? {
             Reply::Opened { segment, found } if found.name == name.as_str() => Ok(Opened { found, segment }),
@@ -443,7 +442,7 @@ impl Store {
         }
     }
 
-    /// Copies all bytes out of the node. They are the right ones only if this is no error.
+    /// Copies all bytes of an open segment out of the node. They are the right ones only if the result is no error.
     pub fn read(
         &mut self,
         opened: &Opened,
@@ -473,7 +472,7 @@ impl Store {
         if arrived == sent { Ok(()) } else { Err(CopyError::Mismatch { sent, arrived }) }
     }
 
-    /// Reads that no more. The memory is the node's again if the name is gone.
+    /// Ends the reading of a segment. The node gets the memory back if the segment has lost its name.
     pub fn close(&mut self, opened: Opened) -> Result<(), CopyError> {
         self.ask(Request::Release { segment: opened.segment }, timing::STORE_TIMEOUT).map(drop)
     }
@@ -483,7 +482,7 @@ impl Store {
 struct Window<'a> {
     store: &'a Store,
     length_bytes: u64,
-    /// Whose buffers are in use.
+    /// Which buffers are in use.
     open: [bool; PIECES],
     moved_bytes: u64,
 }
@@ -493,7 +492,7 @@ impl<'a> Window<'a> {
         Self { store, length_bytes, open: [false; PIECES], moved_bytes: 0 }
     }
 
-    /// Begins to move a piece, if there is such a one. Its buffer must be free.
+    /// Begins to move a piece, if there is one with that index. Its buffer must be free.
     fn post(&mut self, direction: Direction, segment: u16, index: u64) -> Result<(), CopyError> {
         let Some((start, size)) = piece(index, self.length_bytes) else { return Ok(()) };
         let buffer = buffer(index) as u64;

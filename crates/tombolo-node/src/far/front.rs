@@ -17,20 +17,20 @@ pub struct Arrived {
     pub ticket: u64,
     /// Where the page's contents are, until [`FarMemory::done`]; `None`: no lender has it any more.
     pub address: Option<u64>,
-    /// As given.
+    /// As given to [`FarMemory::read`].
     pub since: Option<Instant>,
-    /// The buffer that they are in.
+    /// The buffer that the contents are in.
     pub(crate) buffer: Option<u32>,
 }
 
-/// How far a write is.
+/// How far a write has come.
 #[derive(Debug)]
 pub enum Written {
-    /// All is safe, but for these slots.
+    /// The write has ended, and all slots are stored but these, which failed.
     All(Vec<SlotId>),
-    /// Not yet; soon.
+    /// The write has not ended but is likely to soon: call [`FarMemory::write_on`] again.
     Soon,
-    /// Not yet: [`FarMemory::wait_written`], for so long at most.
+    /// The write has not ended: call [`FarMemory::wait_written`] with this timeout.
     Later(Duration),
 }
 
@@ -39,9 +39,9 @@ pub enum Written {
 pub enum FarEvent {
     /// A read has ended.
     Arrived(Arrived),
-    /// One of several links to a lender is gone: [`FarMemory::links`] may say otherwise now.
+    /// One of several links to a lender is gone, so [`FarMemory::links`] may have changed.
     PathLost {
-        /// Where it led.
+        /// Where the link led.
         address: String,
         /// What happened.
         reason: String,
@@ -53,7 +53,7 @@ pub enum FarEvent {
         /// What happened.
         reason: String,
     },
-    /// There is a new link to poll.
+    /// A lender was added, so there may be a new link to poll.
     LenderAdded {
         /// Where it listens.
         lender: String,
@@ -63,7 +63,7 @@ pub enum FarEvent {
         /// Where it listens.
         lender: String,
     },
-    /// [`FarMemory::links`] says otherwise now.
+    /// [`FarMemory::links`] has changed.
     LinksChanged,
     /// Something that the user should know.
     Notice(String),
@@ -83,36 +83,36 @@ pub struct Staging {
 pub struct FarLink {
     /// The link.
     pub peer: Arc<Connection>,
-    /// Its lender is alive. The descriptor of a lost one stays readable: take it out of the poll set.
+    /// Whether its lender is alive. The descriptor of a lost link stays readable: take it out of the poll set.
     pub is_alive: bool,
 }
 
-/// How far memory is.
+/// The status of far memory.
 #[derive(Clone, Debug, Default)]
 pub struct FarStatus {
     /// Slots in use.
     pub used_pages: u64,
-    /// Slots that could be used if all that may be borrowed were.
+    /// Slots that could be used if all memory that may be borrowed were borrowed.
     pub most_pages: u64,
-    /// Pages borrowed now, and the most that were at once.
+    /// Pages borrowed now.
     pub borrowed_pages: u64,
-    /// See there.
+    /// Most pages that were borrowed at once.
     pub borrowed_peak_pages: u64,
     /// Copies of each slot.
     pub copies: u8,
-    /// Slots with fewer copies than that.
+    /// Slots with fewer copies than `copies`.
     pub degraded_pages: u64,
     /// Copies that are to be made: of slots with too few, and of pages at lenders that are drained.
     pub copies_waiting: u64,
-    /// What has happened.
+    /// Counters of what has happened.
     pub counters: Counters,
-    /// How many lenders have come, each life of one counted.
+    /// How many lenders have come, where each life of a lender counts.
     pub lives: u64,
-    /// Each lender that is in use, and those that are gone, of which the lives at one address are one.
+    /// The lenders that are in use, and those that are gone. All lives that are gone at one address are one entry.
     pub lenders: Vec<FarLender>,
 }
 
-/// How a lender is. Lives of one address that are gone for good are one of these.
+/// The status of a lender. All lives of one address that are gone for good share one.
 #[derive(Clone, Debug)]
 pub struct FarLender {
     /// Its name, as it says.
@@ -123,14 +123,14 @@ pub struct FarLender {
     pub state: &'static str,
     /// Pages borrowed from it.
     pub borrowed_pages: u64,
-    /// Pages of those in use.
+    /// How many of the borrowed pages are in use.
     pub used_pages: u64,
     /// What has come from it and gone to it.
     pub traffic: Traffic,
 }
 
 impl FarLender {
-    /// One that is gone.
+    /// The status of lenders that are gone from this address, with no traffic yet.
     pub(crate) fn new(address: String) -> Self {
         let (name, traffic) = (String::new(), Traffic::default());
         Self { name, address, state: "gone", borrowed_pages: 0, used_pages: 0, traffic }
@@ -147,59 +147,58 @@ pub trait FarMemory: Send + Sync {
     /// events that came while no thread attended.
     fn events(&self) -> &EventQueue<FarEvent>;
 
-    /// The contents of what has arrived are not needed any more.
+    /// Frees the buffer of a page that has arrived, because its contents are not needed any more.
     fn done(&self, arrived: Arrived);
 
-    /// The slots. To be held for microseconds; [`FarMemory::flush`] carries out what follows, or else a thread does
-    /// within a tenth of a second.
+    /// Locks the slots. Hold the lock for microseconds only. [`FarMemory::flush`] carries out the actions that follow,
+    /// or else a thread of the store does within a tenth of a second.
     fn slots(&self) -> MutexGuard<'_, Store>;
 
-    /// Memory will be needed soon: some is borrowed.
+    /// Borrows some memory, because it will be needed soon.
     fn prepare(&self);
 
-    /// Whether every lender has windows: then nothing is sent to move pages.
+    /// Whether every lender has windows, so that nothing is sent to move pages.
     fn is_windowed(&self) -> bool;
 
-    /// A window is about to be written at this address: a good moment to map what lies around it. Cheap when that has
-    /// been done.
+    /// Maps what lies around an address of a window, which is about to be written. Cheap when that has been done.
     fn warm(&self, address: u64);
 
-    /// Where pages to be written without a window are put first; one writer at a time.
+    /// The memory into which pages to be written without a window are put first. Only one writer at a time may use it.
     fn staging(&self) -> Staging;
 
-    /// Begins to save slots: each with its page of the staging memory. One write at a time: [`FarMemory::write_on`] says when it is
-    /// over.
+    /// Begins to save slots, each with its page of the staging memory. One write at a time: [`FarMemory::write_on`]
+    /// says when it has ended.
     fn write(&self, slots: &[(SlotId, u32)]);
 
-    /// Goes on with a write.
+    /// Goes on with the write, and says how far it has come.
     fn write_on(&self) -> Written;
 
-    /// Sleeps until a write may have gone on, or for that long.
+    /// Sleeps until the write may have gone on, for `timeout` at most.
     fn wait_written(&self, timeout: Duration);
 
-    /// Starts reading a slot that has no window. It ends with an event, with the ticket, and since when
-    /// somebody has been waiting. The caller holds the slot until then.
+    /// Starts reading a slot that has no window. The read ends with [`FarEvent::Arrived`], which has the ticket and
+    /// `since`: the time from which a thread has been waiting, if one has. The caller holds the slot until then.
     fn read(&self, slot: SlotId, ticket: u64, since: Option<Instant>);
 
     /// Sends what waits to be sent.
     fn flush(&self);
 
-    /// Moves transfers along: receives, retransmits, reports events.
+    /// Moves transfers along: receives, retransmits, queues events.
     fn progress(&self);
 
-    /// Waits until the loss of a lender that is just being noticed is an event.
+    /// Waits until the loss of a lender that is just being handled is in the queue of events.
     fn finish_losses(&self) {}
 
-    /// Reads that were started and have not arrived.
+    /// Number of reads that were started and have not ended with [`FarMemory::done`].
     fn in_flight(&self) -> u64;
 
     /// Links whose readiness means that [`FarMemory::progress`] has work.
     fn links(&self) -> Vec<FarLink>;
 
-    /// About to sleep on the links: for how long at most, or `None` for ever. Zero: call [`FarMemory::progress`]
-    /// instead.
+    /// How long the caller may sleep on the links at most. `None`: for ever. Zero: not at all, but call
+    /// [`FarMemory::progress`] instead.
     fn sleep_time(&self) -> Option<Duration>;
 
-    /// How it is.
+    /// The status of far memory.
     fn status(&self) -> FarStatus;
 }

@@ -19,22 +19,22 @@ use crate::lending::ledger::LendError;
 /// The most that one ping writes.
 pub const MAX_PING_BYTES: u32 = 4096;
 
-/// A node was not pinged.
+/// Why a node could not be pinged.
 #[derive(Debug, thiserror::Error)]
 pub enum PingError {
-    /// It cannot be reached.
+    /// The node cannot be reached.
     #[error("{0}")]
     Join(#[from] JoinError),
     /// This node could not be set up.
     #[error("cannot set up the pinging node: {0}")]
     SetUp(#[from] LendError),
-    /// It does not answer, or is gone.
+    /// The node does not answer, or is gone.
     #[error("{0}")]
     Ask(#[from] AskError),
-    /// It does not let this node borrow, for instance.
+    /// The node refused: it does not let this one borrow, for instance.
     #[error("the node refused: {0}")]
     Refused(String),
-    /// It gives no page to write to.
+    /// The node lends no page to write to.
     #[error("the node lends no page to write to: {0}; start it with `--lend`, at least 4K")]
     NoPage(String),
     /// The engine did not take the transfer.
@@ -101,7 +101,7 @@ impl Pinger {
                 Some(NodeEvent::Completed { user, result }) if user == self.pings => {
                     return result.map(|()| since.elapsed()).map_err(PingError::Failed);
                 }
-                // Of one that came too late, or its peer's end, which is seen below.
+                // The end of an earlier ping that timed out, or the loss of the peer, which is handled below.
                 Some(_) => continue,
                 None => {}
             }
@@ -117,7 +117,7 @@ impl Pinger {
                 let _ = self.peer.link.wait(until_timer.min(timeout - waited));
                 self.node.tick();
             } else if waited > timing::PING_SPIN {
-                // Whoever is to answer may need this processor.
+                // The node that is to answer may need this processor.
                 self.yielder.yield_now();
             }
         }

@@ -1,4 +1,4 @@
-//! Answers arrive: acknowledgements, refusals, resumes (QOS §3.2.6, §4.4).
+//! Answers to blocks: acknowledgements, refusals, resumes (QOS §3.2.6, §4.4).
 
 use super::Initiator;
 use super::tables::{Place, Queue};
@@ -11,7 +11,7 @@ use tombolo_wire::{
 };
 
 impl Initiator {
-    /// The slot, if it holds this very block for this peer and still waits.
+    /// The slot, if it is in use by this block to this peer.
     pub(super) fn current(&self, peer: PeerId, slot: TransactionId, generation: Generation) -> Option<u32> {
         let transaction = self.table.entries.get(slot.index())?;
         let same = transaction.peer == peer
@@ -20,21 +20,21 @@ impl Initiator {
         same.then_some(slot.0.into())
     }
 
-    /// The slot of a block that the caller has, if it still waits. Slots and generations begin
-    /// anew when a peer restarts.
+    /// The slot of a block that the caller holds, if it is still in use by that block. The session is compared,
+    /// too, because slots and generations begin anew when a peer restarts.
     pub(super) fn slot_of(&self, block: &Block) -> Option<u32> {
         let peer = self.peers.get(block.peer.index())?.as_ref()?;
         let slot = self.current(block.peer, block.transaction, block.generation);
         slot.filter(|_| peer.session == block.session)
     }
 
-    /// The slot of a block that was sent and waits for such an answer.
+    /// The slot of a block that was sent and waits for this kind of answer.
     fn answered(&mut self, peer: PeerId, ack: &Ack, is_atomic: bool) -> Option<u32> {
         let slot = self.current(peer, ack.transaction, ack.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             let index = transaction.transfer;
             let direction = self.transfers.entries[index as usize].spec.direction;
-            // What closes an atomic operation is none.
+            // The empty block that closes an atomic operation is not one itself.
             let expects_word = matches!(direction, Direction::Atomic(_)) && !self.has_ended(index);
             transaction.sent && expects_word == is_atomic
         });
@@ -45,7 +45,7 @@ impl Initiator {
         slot
     }
 
-    /// A word was changed, and this is what it was.
+    /// Handles the answer to an atomic operation: the word's previous value.
     pub(crate) fn operated(&mut self, now: Time, id: PeerId, answer: &AtomicAck) {
         let AtomicAck { transaction, generation, attempt, before } = *answer;
         let ack = Ack { transaction, generation, attempt, bytes_only: false };
@@ -61,7 +61,7 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// An acknowledgement of any attempt ends the block: the bytes are there.
+    /// Handles an acknowledgement. It ends the block, whichever attempt it names: the bytes are there.
     pub(crate) fn acknowledge(&mut self, now: Time, id: PeerId, ack: &Ack) {
         let Some(slot) = self.answered(id, ack, false) else { return };
         let path = self.measure(now, id, slot, ack.attempt);
@@ -76,9 +76,8 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// The round trip belongs to the transmission that the answer names; what
-    /// was sent by the same path before that one and is unanswered has been
-    /// overtaken. Returns that path.
+    /// Measures the round trip of the transmission that an answer names. Unanswered blocks that were sent by
+    /// the same path before that transmission have been overtaken. Returns the path.
     fn measure(&mut self, now: Time, id: PeerId, slot: u32, attempt: Attempt) -> usize {
         let Some(peer) = self.peers[id.index()].as_mut() else {
             return 0;
@@ -87,7 +86,7 @@ impl Initiator {
         if attempt != transaction.attempt
             && let Some((path, sent_at)) = transaction.lost.take()
         {
-            // An answer to what was taken for lost: it was late.
+            // A transmission that was taken for lost is answered: the answer was late.
             peer.paths[usize::from(path)].congestion.not_lost(sent_at);
         }
         let (sent_at, order, path) = if transaction.state == State::Placing {
@@ -128,8 +127,8 @@ impl Initiator {
         answered
     }
 
-    /// The receiver had all bytes of the block before this transmission, and is still placing them:
-    /// what was taken for a loss was none. The acknowledgement comes when they are placed.
+    /// Handles a receipt: the receiver had all bytes of the block before this transmission and is still placing
+    /// them, so nothing was lost. The acknowledgement comes when they are placed.
     pub(crate) fn received(&mut self, now: Time, id: PeerId, receipt: &Receipt) {
         let slot = self.current(id, receipt.transaction, receipt.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
@@ -166,8 +165,8 @@ impl Initiator {
         let transaction = &self.table.entries[slot as usize];
         let transfer = &self.transfers.entries[transaction.transfer as usize];
         if !(transaction.last && transfer.owes_notification()) || state == State::Notifying {
-            // Not a block with a notification, or the answer crossed with it:
-            // what is under way stays under way, but not for as long as its peer likes.
+            // The block has no notification, or its notification crossed with this answer. What is under way
+            // stays under way, but not for longer than `refused_give_up_ns`.
             if self.refused_too_long(now, slot) {
                 let index = transaction.transfer;
                 self.end(index, Err(TransferError::Refused(NackCode::SlaveError.into())));
@@ -209,8 +208,8 @@ impl Initiator {
         self.notify.push_back(&mut self.transfers.chain, index);
     }
 
-    /// A refusal counts only for the attempt it names: a late one of an earlier
-    /// attempt says nothing about the one under way (QOS §4.4).
+    /// Handles a refusal. It counts only for the attempt that it names: a late refusal of an earlier attempt
+    /// says nothing about the attempt under way (QOS §4.4).
     pub(crate) fn refused(&mut self, now: Time, id: PeerId, nack: &Nack) {
         self.counters.nacks_received[nack.refusal.code as usize] += 1;
         let slot = self.current(id, nack.transaction, nack.generation).filter(|slot| {
@@ -228,7 +227,7 @@ impl Initiator {
             return;
         }
         if for_good {
-            // Whatever comes of it, the receiver refuses it.
+            // The receiver refuses whatever else arrives of the block.
             self.release(slot);
         } else if self.refused_too_long(now, slot) {
             self.unplace(slot);
@@ -238,14 +237,14 @@ impl Initiator {
         self.end(index, Err(TransferError::Refused(nack.refusal)));
     }
 
-    /// Whether a block was put off for too long, by whatever answers.
+    /// Whether a block has been put off for too long, by whatever kind of answer.
     fn refused_too_long(&self, now: Time, slot: u32) -> bool {
         let issued_at = self.table.entries[slot as usize].issued_at;
         self.attended.at(now).since_ns(issued_at) >= self.config.refused_give_up_ns
     }
 
-    /// A block that cannot go on now: at once again (4), after a delay (7), or
-    /// paused until a resume or a timer (1).
+    /// Puts off a block that cannot go on now. Depending on the code it is sent again at once (4), after a
+    /// delay (7), or after a resume or a timer (1).
     fn set_aside(&mut self, now: Time, slot: u32, code: NackCode) {
         self.unplace(slot);
         self.step(slot, Event::Nack);
@@ -260,7 +259,7 @@ impl Initiator {
         if std::mem::take(&mut transaction.is_probed)
             && let Some(peer) = self.peers[transaction.peer.index()].as_mut()
         {
-            // It has heard of the probe, or of what it was for.
+            // The peer has received the probe, or the block that the probe repeats.
             peer.paths[usize::from(transaction.path)].probed_order = 0;
         }
         if is_closing {
@@ -287,7 +286,7 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// The block's bytes are no longer under way.
+    /// Stops counting the block's bytes as under way.
     pub(super) fn uncount(&mut self, slot: u32) {
         let transaction = &mut self.table.entries[slot as usize];
         if let Some(peer) = self.peers[transaction.peer.index()].as_mut()
@@ -298,7 +297,7 @@ impl Initiator {
         }
     }
 
-    /// To the peer's blocks that go again.
+    /// Puts a block among its peer's blocks to be sent again.
     pub(super) fn queue_resend(&mut self, slot: u32) {
         let transaction = &mut self.table.entries[slot as usize];
         let id = transaction.peer;
@@ -310,13 +309,14 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// The page is there (FAULT §3.2.3): obeyed for the current generation and the block's own domain
-    /// only. While bytes of the block are on their way, only for that attempt: one that is late would send all of them twice.
+    /// Handles a resume: the absent page is there (FAULT §3.2.3). A resume is obeyed only for the current
+    /// generation and the block's own domain. While bytes of the block are on their way, it is obeyed only if
+    /// it names their attempt: a late resume would send all of them twice.
     pub(crate) fn resume(&mut self, now: Time, id: PeerId, resume: &Resume) {
         let slot = self.current(id, resume.transaction, resume.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             let domain = self.transfers.entries[transaction.transfer as usize].spec.domain;
-            // What asks whether they are placed carries none, and is not counted.
+            // A packet that asks whether the bytes are placed carries none, and is not counted.
             let sends_bytes = transaction.place == Place::Timeout && transaction.counted;
             domain == resume.domain
                 && (transaction.attempt == resume.attempt || !sends_bytes)
@@ -336,15 +336,14 @@ impl Initiator {
         self.unplace(slot);
         self.uncount(slot);
         if self.table.entries[slot as usize].state == State::Placing {
-            // Its bytes have to go again, not the question whether they are placed.
+            // The block's bytes have to be sent again, not the question whether they are placed.
             self.step(slot, Event::Resend);
         }
         self.queue_resend(slot);
     }
 
-    /// The caller cannot read a block's source (FAULT §3.2.2). An absent page
-    /// (code 1) pauses the block, as at the destination; anything else ends the
-    /// transfer.
+    /// Takes back a block whose source the caller cannot read (FAULT §3.2.2). An absent page (code 1) pauses
+    /// the block, as at the destination. Any other code ends the transfer.
     pub(crate) fn source_refused(&mut self, now: Time, block: &Block, refusal: Refusal) {
         let slot = self
             .slot_of(block)
@@ -372,7 +371,7 @@ impl Initiator {
         slot.is_some_and(|slot| self.table.entries[slot as usize].state.is_open())
     }
 
-    /// The page of a block set aside by `source_refused` is there.
+    /// Sends a block again that `source_refused` has put off, because its page is there.
     pub(crate) fn source_ready(&mut self, block: &Block) {
         let slot =
             self.slot_of(block).filter(|slot| self.table.entries[*slot as usize].place == Place::DelayFault);

@@ -1,17 +1,19 @@
-//! Transfers end. Once that is told, a program may use the memory for something else, so it is told when
-//! no byte of the transfer may still come.
+//! The end of transfers. After an end is reported, a program may use the memory for something else. So the end
+//! is reported only when no byte of the transfer may still come.
 //!
-//! What was acknowledged is placed. Of a transfer that fails, other blocks may be on their way, and a network may deliver
-//! them late. So each of them is closed: an empty block follows it in its slot, of the next generation. The receiver takes
-//! that when it has placed what it had begun to place, and drops whatever comes of an earlier generation afterwards. The
-//! transfer's end is told when all these have been answered.
+//! A block that was acknowledged is placed. When a transfer fails, other blocks of it may be on their way, and
+//! a network may deliver them late. So each of these blocks is closed: an empty block of the next generation
+//! follows it in its slot. The receiver accepts the empty block when it has placed what it had begun to place,
+//! and afterwards drops packets of earlier generations. The transfer's end is reported when all empty blocks
+//! have been answered.
 //!
-//! The engine stops waiting when a peer has answered none of them for [`Config::give_up_ns`], or has answered for
-//! [`Config::refused_give_up_ns`] that it is still placing bytes. While a peer has no path, the engine waits until it has one or is
-//! lost.
+//! The engine stops waiting when a peer has answered none of the empty blocks for [`Config::give_up_ns`], or
+//! has answered for [`Config::refused_give_up_ns`] that it is still placing bytes. While a peer has no path,
+//! the engine waits until it has one or is lost.
 //!
-//! Nothing is closed of an answer to a read: its reader takes no byte of a read that is over. Nor is anything asked of a
-//! peer that was lost or does not answer: of what it got before, bytes may be placed later.
+//! Blocks of an answer to a read are not closed, because the reader accepts no byte of a read that is over. Nor
+//! are blocks to a peer that was lost or does not answer: such a peer may later place bytes that it received
+//! before.
 
 #[cfg(doc)]
 use crate::rdma::config::Config;
@@ -25,7 +27,7 @@ use crate::rdma::transfer::{PeerId, TransferError};
 use tombolo_wire::{Attempt, DataHeader, NotificationMark, Packet, Payload, TransactionId};
 
 impl Initiator {
-    /// Every transfer with a peer ends, and waits for nothing.
+    /// Ends every transfer with a peer, without waiting for anything.
     pub(super) fn end_all(&mut self, id: PeerId, error: TransferError) {
         while let Some(Some(peer)) = self.peers.get(id.index())
             && let Some(index) = peer.open.front().or_else(|| peer.ending.front())
@@ -34,7 +36,7 @@ impl Initiator {
         }
     }
 
-    /// The transfer is over. If it was already, nothing is waited for any more.
+    /// Ends a transfer. If it has ended already, its report no longer waits for answers.
     pub(super) fn end(&mut self, index: u32, status: Result<(), TransferError>) {
         if self.has_ended(index) {
             return self.stop_waiting(index, status);
@@ -64,7 +66,8 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// What the end of this transfer waits for does not come. Why is how it has ended: bytes of it may still come.
+    /// Reports an ended transfer whose blocks will not be answered. Its status becomes the reason, `status`:
+    /// bytes of the transfer may still come.
     fn stop_waiting(&mut self, index: u32, status: Result<(), TransferError>) {
         if self.transfers.entries[index as usize].slots.is_empty() {
             return;
@@ -84,7 +87,7 @@ impl Initiator {
         matches!(self.transfers.entries[index as usize].queue, Queue::Ending | Queue::Done)
     }
 
-    /// The slots of a transfer are freed, but for those of blocks that the caller carries out here.
+    /// Frees the slots of a transfer, except those of blocks that the caller carries out on this node.
     fn drop_blocks(&mut self, index: u32) {
         let mut next = self.transfers.entries[index as usize].slots.front();
         while let Some(slot) = next {
@@ -95,7 +98,7 @@ impl Initiator {
         }
     }
 
-    /// As [`Self::drop_blocks`], but what was sent is closed.
+    /// As [`Self::drop_blocks`], but closes the blocks that were sent.
     fn close_blocks(&mut self, index: u32) {
         let id = transfer_peer(&self.transfers, index);
         if self.peers[id.index()].as_ref().is_none_or(|peer| peer.is_loopback) {
@@ -112,7 +115,7 @@ impl Initiator {
         }
     }
 
-    /// An empty block takes the slot.
+    /// Closes a block: an empty block takes its slot.
     fn close_block(&mut self, slot: u32) {
         let id = self.table.entries[slot as usize].peer;
         let Some(peer) = self.peers[id.index()].as_mut() else { return };
@@ -137,7 +140,7 @@ impl Initiator {
         self.queue_resend(slot);
     }
 
-    /// The empty block goes.
+    /// Sends the empty block that closes another.
     pub(super) fn send_closing(&mut self, now: Time, slot: u32) -> Option<Action> {
         if self.table.entries[slot as usize].sent && !self.step(slot, Event::Resend) {
             return None;
@@ -168,14 +171,15 @@ impl Initiator {
         Some(Action::Send { peer, path, packet: Packet::Data(header, Payload::Intact(&[])) })
     }
 
-    /// Whether a peer that is heard has not answered a closing block for as long as a silent one would be borne.
+    /// Whether a closing block has had no answer for [`Config::give_up_ns`], the time after which a silent peer
+    /// is given up.
     pub(super) fn is_closed_in_vain(&self, now: Time, slot: u32) -> bool {
         let transaction = &self.table.entries[slot as usize];
         let waited_ns = self.attended.at(now).since_ns(transaction.issued_at.max(transaction.absent_at));
         self.has_ended(transaction.transfer) && waited_ns >= self.config.give_up_ns
     }
 
-    /// Whether the caller is at work on a block that needs no packets.
+    /// Whether the caller is carrying out this block on this node, without packets.
     pub(super) fn is_carried_out_here(&self, slot: u32) -> bool {
         let Transaction { peer, place, .. } = &self.table.entries[slot as usize];
         let is_loopback = self.peers[peer.index()].as_ref().is_some_and(|peer| peer.is_loopback);
@@ -195,7 +199,8 @@ impl Initiator {
         true
     }
 
-    /// A block was waited for, and is not any more: the transfer leaves its peer's list with the last.
+    /// Takes a transfer out of its peer's list of ending transfers if none of its blocks is waited for any
+    /// more.
     fn leave_ending(&mut self, index: u32) {
         let transfer = &self.transfers.entries[index as usize];
         if transfer.slots.is_empty()
@@ -205,7 +210,7 @@ impl Initiator {
         }
     }
 
-    /// Reports the end of a transfer once no copy to or from its memory is left.
+    /// Reports the end of a transfer if no copy to or from its memory is left.
     pub(super) fn report_if_untouched(&mut self, index: u32) {
         let transfer = &self.transfers.entries[index as usize];
         if transfer.queue == Queue::Ending && transfer.placing == 0 && transfer.slots.is_empty() {

@@ -1,20 +1,25 @@
-//! When what a peer does not answer is given up.
+//! Decides when transfers end because a peer does not answer.
 //!
-//! A peer of which nothing is heard for [`Config::give_up_ns`], though something was sent to it, ends all that
-//! this node wants of it. What the peer itself has asked for waits until its link is lost: a process that is
-//! stopped and goes on finds its reads answered, and would lose their bytes otherwise. Such an answer holds
-//! slots of the table meanwhile, so it waits only while there is room for others: while less than a quarter of
-//! the table is free, and silent peers hold more than a quarter, their answers that hold slots end, too, the oldest
-//! first. Until something is heard of a silent peer again, its blocks get one slot at a time: enough to find out that
-//! it answers. So the others go on after [`Config::give_up_ns`]; where more peers with a path are stopped than a quarter of the table has slots,
-//! once more this long for each further quarter: whether a peer answers is known when something was sent to it. A peer without a
-//! path is not silent, whatever it holds: what it has asked for waits until its link is lost, since a network that is
-//! down for less than that may cost nobody anything.
+//! A peer is *silent* if nothing is heard of it for [`Config::give_up_ns`], although something was sent to it.
+//! Then all transfers that this node's programs have open with it end. Answers to the peer's own reads wait
+//! until its link is lost, so that a process that is stopped and continues still gets the bytes that it asked
+//! for.
 //!
-//! A peer that is heard, but does not answer one block or request, ends that alone, after
-//! [`Config::max_attempts`]; a path that is lost with it counts as an attempt. Time without a path does not
-//! count, and does not begin the count anew either: else a peer could keep transfers open for ever by losing
-//! its path again and again.
+//! Such an answer holds slots of the table meanwhile, so it waits only while there is room for other peers.
+//! While less than a quarter of the table is free and silent peers hold more than a quarter, answers to silent
+//! peers that hold slots end, too, the oldest first. Until something is heard of a silent peer again, its
+//! blocks get one slot at a time, which is enough to find out whether it answers.
+//!
+//! So the transfers of other peers go on after [`Config::give_up_ns`]. If more peers with a path are stopped
+//! than a quarter of the table has slots, each further quarter delays them by the same time again, because the
+//! engine learns that a peer is silent only after it has sent something to it. A peer without a path is not
+//! silent, whatever it holds. What it has asked for waits until its link is lost, so that an outage of the
+//! network that is shorter than that does no harm.
+//!
+//! If a peer is heard but does not answer one block or request, only the transfer of that block or request
+//! ends, after [`Config::max_attempts`]. A path that is lost while the block or request is under way by it
+//! counts as an attempt. Time without a path does not count. It does not restart the count either: otherwise a
+//! peer could keep transfers open for ever by losing its path again and again.
 
 #[cfg(doc)]
 use crate::rdma::config::Config;
@@ -24,7 +29,8 @@ use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
 
 impl Initiator {
-    /// Whether something first sent at `since` is given up after so many attempts without an answer, and why.
+    /// Returns the error with which to give up something first sent at `since`, after `unanswered` attempts in
+    /// a row without an answer. `None`: it is not given up yet.
     pub(super) fn give_up(
         &mut self,
         now: Time,
@@ -44,8 +50,8 @@ impl Initiator {
         Some(TransferError::Undeliverable)
     }
 
-    /// Nothing came from the peer for too long, although something was asked of
-    /// it since `since`. Without a path nothing is asked of it.
+    /// Whether nothing came from the peer for [`Config::give_up_ns`], although something has waited for its
+    /// answer since `since`. A peer without a path is not silent, because nothing is sent to it.
     pub(super) fn is_silent(&self, now: Time, id: PeerId, since: Time) -> bool {
         self.peers[id.index()].as_ref().is_none_or(|peer| {
             peer.has_path()
@@ -53,7 +59,8 @@ impl Initiator {
         })
     }
 
-    /// A transfer is given up for this error. Returns whether it goes on nevertheless.
+    /// Ends a transfer that is given up for `error`. If the peer is unreachable, the peer's other transfers
+    /// end, too. Returns whether this transfer goes on nevertheless.
     pub(super) fn end_given_up(&mut self, now: Time, index: u32, error: TransferError) -> bool {
         if error != TransferError::PeerUnreachable {
             self.end(index, Err(error));
@@ -63,11 +70,12 @@ impl Initiator {
         !self.has_ended(index)
     }
 
-    /// The peer does not answer. That holds for all that this node wants of it: what waits for its turn need
-    /// not find out anew. What the peer has asked for goes on, but for what holds slots that others need.
+    /// Ends all transfers of this node's programs with a peer that does not answer, also those that still wait
+    /// for their turn. Answers to the peer's own reads go on, except those that hold slots that other peers
+    /// need.
     pub(super) fn end_unanswered(&mut self, now: Time, id: PeerId) {
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
-        // Before any slot is freed: what the peer still waits for must not take it.
+        // Set before any slot is freed, so that the peer's remaining answers do not take the slot.
         peer.is_silent = true;
         let ending: Vec<u32> = peer.ending.iter(&self.transfers.open_chain).collect();
         let open: Vec<u32> = peer.open.iter(&self.transfers.open_chain).collect();
@@ -89,8 +97,8 @@ impl Initiator {
         }
     }
 
-    /// Whether less than a quarter of the table is free, and more than a quarter is held by silent peers. A stopped
-    /// peer that holds less keeps what it has read although others are busy.
+    /// Whether less than a quarter of the table is free, and more than a quarter is held by silent peers. If
+    /// silent peers hold less, the answers to their reads stay, although other peers need slots.
     fn is_crowded(&self) -> bool {
         let all = self.table.entries.len();
         let held = || -> usize {
@@ -99,7 +107,8 @@ impl Initiator {
         self.table.tickets.len() * 4 < all && held() * 4 > all
     }
 
-    /// A block was under way by a path that is lost.
+    /// Counts an unanswered attempt for a block that was under way by a path that is lost, and ends its
+    /// transfer after [`Config::max_attempts`].
     pub(super) fn lost_with_its_path(&mut self, slot: u32) {
         let transaction = &mut self.table.entries[slot as usize];
         transaction.unanswered += 1;
@@ -118,7 +127,7 @@ impl Initiator {
         }
     }
 
-    /// The peer has a path again: the time without one does not count.
+    /// Moves the times of a peer that has a path again, so that its time without one does not count.
     pub(super) fn leave_out_time_without_path(&mut self, now: Time, id: PeerId) {
         let now = self.attended.at(now);
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };

@@ -1,4 +1,4 @@
-//! Blocks leave: the scheduler's turn, the bypass, what goes again.
+//! Sending of blocks: by the scheduler's turn, by the bypass, and again.
 
 use super::Initiator;
 use super::tables::{Place, Queue};
@@ -14,8 +14,8 @@ use tombolo_wire::{
 };
 
 impl Initiator {
-    /// The next thing to send. `None`: nothing now; ask again after the next
-    /// event (post, packet, expiry).
+    /// The next thing to send. `None` if there is nothing now: ask again after the next event (post, packet,
+    /// expiry).
     pub(crate) fn poll_send(&mut self, now: Time) -> Option<Action> {
         self.attended.look(now, self.deadline());
         let resends_wait = self.rings.front(RESEND).is_some();
@@ -37,7 +37,7 @@ impl Initiator {
         self.poll_schedule(now)
     }
 
-    /// What goes before blocks that go again, within the bound on starvation: small transfers
+    /// Returns what is sent before blocks that are sent again, within the bound on starvation: small transfers
     /// that skip the queue, notifications, requests.
     fn poll_before_resends(&mut self, now: Time) -> Option<Action> {
         if let Some(slot) = self.bypass.front() {
@@ -65,7 +65,7 @@ impl Initiator {
             if self.may_take_slot(PeerId(id)) {
                 break (class, id);
             }
-            // Others have taken some since it came into the ring: it is held back.
+            // Other peers have taken slots since this peer came into the ring: hold it back.
             self.refresh(PeerId(id));
         };
         let ring = ring_of(class);
@@ -79,7 +79,7 @@ impl Initiator {
         let full = transfer.outstanding >= most;
         let class_now = transfer.class(&self.config);
         if all_issued || full {
-            // Comes back with the next acknowledgement, if blocks are left.
+            // The transfer is queued again at the next acknowledgement, if blocks are left.
             self.leave_queue(index);
             self.rings.rotate(ring, id);
         } else if transfer.turn >= self.config.turn_blocks || class_now != class {
@@ -90,13 +90,13 @@ impl Initiator {
         self.hand_out(now, slot)
     }
 
-    /// Whether a transfer is throttled: it is a large one, while small ones come. A small one waits for what
-    /// a large one has on the wire, whatever the classes, so the large one has less there.
+    /// Whether a transfer is throttled, because it is a large one while small ones come. A small transfer waits
+    /// for what a large one has on the wire, whatever their classes, so a throttled transfer has less there.
     fn is_throttled(&self, now: Time, index: u32) -> bool {
         now < self.small_until && self.transfers.entries[index as usize].class(&self.config) != Class::High
     }
 
-    /// The most blocks of a transfer under way.
+    /// The most blocks that a transfer may have under way.
     pub(super) fn most_outstanding(&self, now: Time, index: u32) -> u32 {
         let config = &self.config;
         if !self.is_throttled(now, index) {
@@ -106,13 +106,14 @@ impl Initiator {
         let trip_ns: u64 =
             self.peers[peer.index()].as_ref().and_then(|peer| peer.shortest_trip_ns()).unwrap_or(0);
         let on_the_way = trip_ns.checked_div(config.throttled_block_ns).unwrap_or(0);
-        // Of smaller blocks no more bytes than otherwise.
+        // No more bytes in smaller blocks than without throttling.
         let most = u64::from(config.outstanding_blocks)
             * u64::from(config.block_bytes / config.throttled_block_bytes);
         u32::try_from(on_the_way.clamp(config.throttled_outstanding_blocks.into(), most)).unwrap_or(u32::MAX)
     }
 
-    /// A small transfer goes at once; what has no slot is queued after all.
+    /// Issues the blocks of a small transfer at once. If a block gets no slot, the transfer is queued after
+    /// all.
     pub(super) fn issue_past_queue(&mut self, now: Time, index: u32) {
         loop {
             let transfer = &self.transfers.entries[index as usize];
@@ -132,7 +133,7 @@ impl Initiator {
         self.enqueue(index, class);
     }
 
-    /// The next block of a transfer takes a slot.
+    /// Issues the next block of a transfer: the block takes a slot, which is returned.
     fn issue(&mut self, now: Time, index: u32) -> Option<u32> {
         let is_throttled = self.is_throttled(now, index);
         let transfer = &mut self.transfers.entries[index as usize];
@@ -187,7 +188,7 @@ impl Initiator {
         Some(slot)
     }
 
-    /// The caller takes a block: its timer starts now.
+    /// Hands a block to the caller and starts its timer.
     fn hand_out(&mut self, now: Time, slot: u32) -> Option<Action> {
         self.unplace(slot);
         if self.has_ended(self.table.entries[slot as usize].transfer) {
@@ -264,9 +265,9 @@ impl Initiator {
         Some(Action::SendBlock(block))
     }
 
-    /// The notification goes behind the last block, unless it is on its way already or will go with a
-    /// resend. When the transfer's other blocks are acknowledged it is released; before, the receiver
-    /// is told which of them it has to come after, if they are few.
+    /// Sends the notification of a transfer behind its last block, unless it is on its way already or will go
+    /// with a retransmission. If other blocks of the transfer are not acknowledged yet, the packet lists those
+    /// that the notification has to be written after. If they are too many to list, nothing is sent.
     fn notify_apart(&mut self, now: Time, index: u32) -> Option<Action> {
         let transfer = &self.transfers.entries[index as usize];
         let (slot, may_notify) = (transfer.last_slot?, transfer.may_notify());
@@ -274,11 +275,11 @@ impl Initiator {
         match (transaction.state, transaction.place) {
             (State::Acked, _) if may_notify => {
                 self.step(slot, Event::Notify);
-                // However long the other blocks took.
+                // The time that the other blocks took does not count.
                 self.table.entries[slot as usize].issued_at = self.attended.at(now);
                 self.send_notify(now, slot)
             }
-            // Its bytes are still unanswered: their timer goes on.
+            // The block's bytes are still unanswered: their timer goes on.
             (State::Issued | State::Retransmitted, Place::Timeout | Place::Late) if !transaction.carried => {
                 let packet = if may_notify {
                     Packet::Notify(self.notify_header(slot))
@@ -294,7 +295,8 @@ impl Initiator {
         }
     }
 
-    /// The blocks of a transfer that are not acknowledged, but its last; None if they are too many.
+    /// The blocks of a transfer that are not acknowledged, except the last one. `None` if they are too many to
+    /// list.
     fn unacknowledged_before(&self, index: u32, last: u32) -> Option<EarlierBlocks> {
         let mut earlier = EarlierBlocks::default();
         let slots = self.transfers.entries[index as usize].slots.iter(&self.table.siblings);
@@ -307,8 +309,8 @@ impl Initiator {
         Some(earlier)
     }
 
-    /// Ask whether a block is placed that the receiver has: a packet of it without bytes. `None` for
-    /// an atomic operation, which is as short itself.
+    /// Asks, with a packet without bytes, whether a block that the receiver has is placed. `None` for an atomic
+    /// operation, which is sent again itself because it is as short.
     fn send_probe(&mut self, now: Time, slot: u32) -> Option<Action> {
         let transaction = &mut self.table.entries[slot as usize];
         let transfer = &self.transfers.entries[transaction.transfer as usize];
@@ -339,7 +341,7 @@ impl Initiator {
         Some(Action::Send { peer, path, packet: Packet::Data(header, Payload::Intact(&[])) })
     }
 
-    /// Send the notification alone and wait for its answer.
+    /// Sends the notification alone and waits for its answer.
     fn send_notify(&mut self, now: Time, slot: u32) -> Option<Action> {
         self.counters.notifies_sent += 1;
         let transaction = &mut self.table.entries[slot as usize];
@@ -367,15 +369,17 @@ impl Initiator {
         }
     }
 
-    /// The bytes of a block are being read, which may take long: no path is to blame for that. They count as under way until a
-    /// timeout has passed: then others need not wait for them.
+    /// Records that the caller is reading the bytes of a block, which may take long and says nothing about the
+    /// path. The bytes count as under way until a timeout has passed: after that, other blocks need not wait
+    /// for them.
     pub(crate) fn source_begun(&mut self, block: &Block) {
         let Some(slot) = self.slot_of(block) else { return };
         let transaction = &mut self.table.entries[slot as usize];
         transaction.reading = transaction.place == Place::Timeout && transaction.attempt == block.attempt;
     }
 
-    /// The bytes of a block are read. True: they are to be sent, and the timer starts now. False: nobody waits for them.
+    /// Records that the bytes of a block are read. Returns `true` if they are to be sent, and starts the timer.
+    /// Returns `false` if no answer to the block is awaited any more.
     pub(crate) fn source_read(&mut self, now: Time, block: &Block) -> bool {
         let Some(slot) = self.slot_of(block) else { return false };
         let transaction = &mut self.table.entries[slot as usize];
@@ -405,7 +409,8 @@ impl Initiator {
         true
     }
 
-    /// The transmission begins, by this path: to the rear of its timeouts.
+    /// Begins a transmission of a block: chooses the path, which is returned, and puts the block at the rear of
+    /// the path's timeouts.
     pub(super) fn start_timer(&mut self, now: Time, slot: u32, with_bytes: bool) -> PathId {
         let transaction = &mut self.table.entries[slot as usize];
         let id = transaction.peer;

@@ -9,13 +9,14 @@
 //!  of sending), its peer's resends, the bypass, or one of the delays
 //! ```
 //!
-//! A peer that no packets go to loses nothing: the caller carries out each block that it is handed and
-//! answers it once. Such a block never goes again without an answer.
+//! Nothing is lost on the way to the node itself, to which no packets go: the caller carries out each block
+//! that it is handed and answers it once. Such a block is not sent again before it is answered.
 //!
-//! The end of a transfer is told when none of its bytes may still come: see `ending`.
+//! The end of a transfer is reported when none of its bytes may still come: see `ending`.
 //!
-//! All lists are over table indices. Every step is O(1), or O(log n) of the peers where timers and slots decide which
-//! is next, except the pass over its transfers when a peer is lost, and over all slots when a path is.
+//! All lists are over table indices. Every step is O(1), or O(log n) in the number of peers where timers and
+//! slots decide which peer is next. There are two exceptions: the loss of a peer visits all its transfers, and
+//! the loss of a path visits all slots.
 
 mod answers;
 mod ending;
@@ -49,12 +50,12 @@ pub struct Initiator {
     transfers: Transfers,
     table: Transactions,
     peers: Vec<Option<Box<SendPeer>>>,
-    /// Peers added so far: each is told apart from earlier ones of its number.
+    /// Number of peers added so far, which distinguishes a peer from earlier ones of its number.
     sessions: u32,
     rings: Rings,
     picker: ClassPicker,
     bypass: List,
-    /// What was sent while blocks waited to go again.
+    /// Packets and blocks sent before blocks that wait to be sent again.
     resends_passed_over: u32,
     delay_full: List,
     delay_full_for_long: List,
@@ -64,32 +65,33 @@ pub struct Initiator {
     notify: List,
     done: List,
     served_ended: List,
-    /// Until then small transfers are expected.
+    /// Time until which small transfers are expected.
     small_until: Time,
     /// Entries in a list with a timer.
     armed: u32,
     held: Held,
     wakes: Wakes<Timers>,
-    /// Lower bound of the timers of what was put off.
+    /// Lower bound of the timers of delayed blocks and reads.
     delays_wake: Wake,
-    /// Room for the timers that are due; empty between two calls.
+    /// Buffer for the timers that are due. Empty between two calls.
     due: Vec<Timers>,
     /// For tests: peers whose timers were looked at, or whose turn was decided anew.
     visits: u64,
-    /// By this clock peers are given up.
+    /// The clock by which peers are given up.
     attended: AttendedClock,
 }
 
-/// Of a time in which this engine was not run, this part of [`Config::give_up_ns`] counts as silence of a peer.
-/// So a peer is given up after four visits at least, between which there was time to read what it sent.
+/// Divisor of [`Config::give_up_ns`]. Of a time in which the engine was not run, at most the quotient counts as
+/// silence of a peer. So a peer is given up after at least this many runs of the engine, between which there
+/// was time to read what the peer sent.
 const MIN_RUNS_BEFORE_GIVE_UP: u64 = 4;
 
-/// A write-back of a peer's read that is over.
+/// The end of a write-back, which answers a peer's read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServedEnd {
-    /// Whose read.
+    /// The peer that reads.
     pub peer: PeerId,
-    /// Which.
+    /// Its read.
     pub request: RequestId,
     /// The write that answered it.
     pub transfer: Transfer,
@@ -131,7 +133,7 @@ impl Initiator {
         }
     }
 
-    /// The caller has ended what there was with an earlier peer of this number.
+    /// Adds a peer. The caller has ended everything open with an earlier peer of this number.
     pub(crate) fn add_peer(&mut self, now: Time, peer: PeerId) {
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
@@ -147,7 +149,7 @@ impl Initiator {
         self.transfers.allow(self.config.transfers as usize + served);
     }
 
-    /// The peer is this node itself, so no packets go to it: its blocks may be longer, and the driver that
+    /// Marks a peer as this node itself, to which no packets go. Its blocks may be longer, and the driver that
     /// copies them remembers what they belong to.
     pub(crate) fn set_loopback(&mut self, peer: PeerId, block_bytes: u32) {
         if let Some(Some(peer)) = self.peers.get_mut(peer.index()) {
@@ -157,7 +159,7 @@ impl Initiator {
         }
     }
 
-    /// Whether this peer has its place now, and not another that came after it.
+    /// Whether this peer is the one that has its place now.
     pub(crate) fn knows(&self, peer: PeerId) -> bool {
         matches!(self.peers.get(peer.index()), Some(Some(known)) if known.id == peer)
     }
@@ -167,13 +169,13 @@ impl Initiator {
         self.peers.get(index)?.as_ref().map(|peer| peer.id)
     }
 
-    /// Everything to this peer ends at once.
+    /// Ends all transfers with a peer at once, and removes it.
     pub(crate) fn mark_peer_lost(&mut self, peer: PeerId) {
         if !self.knows(peer) {
             return;
         }
         if let Some(Some(lost)) = self.peers.get_mut(peer.index()) {
-            // What the caller still carries out is not waited for.
+            // Blocks that the caller still carries out are not waited for.
             lost.is_loopback = false;
         }
         self.end_all(peer, TransferError::PeerLost);
@@ -244,7 +246,7 @@ impl Initiator {
         Ok(self.transfers.id(index))
     }
 
-    /// Write a peer's read back. The caller has checked that there is room.
+    /// Starts the write-back that answers a peer's read. The caller has checked that there is room.
     pub(crate) fn serve(&mut self, now: Time, peer: PeerId, spec: Transfer, request: RequestId) -> bool {
         if !self.knows(peer) {
             return false;
@@ -273,8 +275,8 @@ impl Initiator {
         }
     }
 
-    /// A small transfer skips the queue if nothing of its class waits (QOS
-    /// §3.3), and no lower class has been passed over for too long.
+    /// Whether a small transfer may skip the queue: nothing of its class waits (QOS §3.3), a block can be sent
+    /// to its peer now, and no lower class has been passed over for too long.
     fn may_bypass(&mut self, peer: PeerId) -> bool {
         let has_work = self.rings.has_work();
         self.config.bypass
@@ -302,8 +304,7 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// Put the peer into the rings where it has work and may send, and out of
-    /// the others.
+    /// Puts the peer into the rings where it has work and may send, and takes it out of the others.
     fn refresh(&mut self, id: PeerId) {
         let index = id.index() as u32;
         let mut work = 0;
@@ -317,7 +318,7 @@ impl Initiator {
                 for class in Class::ALL {
                     let waits = !peer.queues[class as usize].is_empty();
                     work |= u8::from(waits && may_take) << ring_of(class);
-                    // A silent peer waits for its own answer.
+                    // A silent peer waits for the answer to its one block, not for free slots.
                     let is_held = waits && peer.slots > free && !peer.is_silent;
                     held[class as usize] = is_held.then_some(peer.slots);
                 }
@@ -385,12 +386,13 @@ impl Initiator {
         self.table.tickets.push_back(slot as u16);
     }
 
-    /// Before a block's turn is decided: of each class, the peer that holds the fewest slots joins those that take turns if that many
-    /// are free now. Others follow at the next turns.
+    /// Lets peers in that were held back for lack of slots, before a block's turn is decided. In each class,
+    /// the held peer with the fewest slots joins the ring if at least that many slots are free now. Other held
+    /// peers follow at the next turns.
     fn let_held_in(&mut self) {
         let free = self.table.tickets.len();
         for class in Class::ALL {
-            // Those that cannot go for another reason leave the waiting peers, too.
+            // A peer that cannot send for another reason is no longer held either: try the next one.
             while let Some(id) = self.held.first(class, free) {
                 self.refresh(id);
                 if self.rings.is_in(ring_of(class), id.index() as u32) {
@@ -453,7 +455,7 @@ impl Initiator {
         &self.counters
     }
 
-    /// A completion to be told, if there is one.
+    /// The next completion to report, if there is one.
     pub(crate) fn poll_complete(&mut self) -> Option<Action> {
         let index = self.done.pop_front(&mut self.transfers.chain)?;
         let transfer = &self.transfers.entries[index as usize];
@@ -472,7 +474,7 @@ impl Initiator {
         Some(Action::Complete(completion))
     }
 
-    /// A write-back that is over, for the read server.
+    /// The next write-back that is over, for the read server.
     pub(crate) fn take_served_end(&mut self) -> Option<ServedEnd> {
         let index = self.served_ended.pop_front(&mut self.transfers.chain)?;
         let transfer = &self.transfers.entries[index as usize];
@@ -486,7 +488,7 @@ impl Initiator {
         end
     }
 
-    /// Whether nothing is open and nothing waits to be told.
+    /// Whether nothing is open and nothing waits to be reported.
     pub(crate) fn is_idle(&self) -> bool {
         self.transfers.posted == 0
             && self.transfers.served == 0
@@ -499,7 +501,7 @@ impl Initiator {
             })
     }
 
-    /// As after 2³² reads and blocks, less a few.
+    /// Sets the ids and generations as they are shortly before 2³² reads and blocks.
     #[cfg(test)]
     pub(crate) fn age(&mut self, id: PeerId) {
         let Some(peer) = self.peers[id.index()].as_mut() else {

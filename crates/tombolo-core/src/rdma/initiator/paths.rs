@@ -1,16 +1,14 @@
 //! The paths to a peer: a link each, with a window, a round trip and losses of
 //! its own. Blocks are sprayed over them, one decision a block.
 //!
-//! A block goes where it is expected to be answered first: the path's round trip
-//! and the time in which what is under way there drains, window and round trip
-//! being its rate. Among full paths there is nothing to choose; among equal ones
-//! they take turns.
+//! A block goes by the path where its answer is expected first. The expected time is the path's round trip plus
+//! the time in which the bytes under way there drain, at a rate of one window per round trip. Full paths are
+//! not considered, and equally fast paths take turns.
 //!
-//! What got no answer for a whole timeout makes its path *suspect* while another
-//! one answers: it gets one block at a time, after pauses that double, until one
-//! of them is answered. So a path that swallows everything costs little before
-//! its link notices, and one that heals is found by the blocks themselves.
-//! Everything order says about loss, it says about one path.
+//! A path becomes *suspect* when something sent by it gets no answer for a whole timeout. While another path
+//! answers, a suspect path gets one block at a time, after pauses that double, until one of these blocks is
+//! answered. So a path that swallows everything costs little before its link is found to be lost, and the
+//! blocks themselves show when a path works again. The order of answers shows losses only within one path.
 
 use super::Initiator;
 use super::tables::{Place, SendPeer, Stuck};
@@ -22,7 +20,7 @@ use crate::rdma::round_trip::RoundTrip;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{MAX_PATHS, PathId, PeerId};
 
-/// A block that a path has lost goes by another one, unless that is slower by this factor. A bound, not a
+/// A block that a path has lost goes by another path, unless that is slower by this factor. A bound, not a
 /// measurement: a loss by chance should not send blocks a much longer way.
 const AVOIDED: u64 = 4;
 
@@ -34,11 +32,12 @@ const STUCK_CHECKS_PER_GIVE_UP: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Path {
     pub up: bool,
-    /// Nothing is lost on it.
+    /// Whether the path loses nothing while its link is up.
     pub is_reliable: bool,
     /// The path's link is full.
     pub full: bool,
-    /// Nothing that was sent by this path is answered, while another path's blocks are.
+    /// Whether something sent by this path was not answered for a whole timeout, and nothing sent by it has
+    /// been answered since.
     pub suspect: bool,
     /// When the path became suspect the last time, and when it is tried again.
     pub suspect_at: Time,
@@ -87,17 +86,17 @@ impl Path {
             && (self.in_flight_bytes == 0 || self.in_flight_bytes < self.congestion.window_bytes())
     }
 
-    /// These bytes of a block are under way from now on.
+    /// Counts a block's bytes as under way.
     pub fn count(&mut self, now: Time, bytes: u64) {
         self.congestion.sent(now, self.in_flight_bytes);
         self.in_flight_bytes += bytes;
     }
 
-    /// How long a block sent now would be on its way and back. `unknown_ns`: a
-    /// round trip that was not measured yet.
+    /// Expected time until a block sent now is answered. `unknown_ns` is the round trip to assume if none was
+    /// measured.
     fn expected_ns(&self, unknown_ns: u64) -> u64 {
         let trip_ns = self.trip.smoothed_ns().unwrap_or(unknown_ns).max(1);
-        // Without a limit, what is under way still tells equal paths apart.
+        // Even without a limit, the bytes under way have to distinguish equal paths.
         let window_bytes = u128::from(self.congestion.window_bytes().clamp(1, 1 << 24));
         let waiting_ns = u128::from(trip_ns) * u128::from(self.in_flight_bytes) / window_bytes;
         trip_ns.saturating_add(u64::try_from(waiting_ns).unwrap_or(u64::MAX))
@@ -121,7 +120,7 @@ impl SendPeer {
         self.paths.iter().any(|path| path.up)
     }
 
-    /// Whether its links take what there is, as far as is known.
+    /// Whether the peer's links take everything that is to be sent, as far as is known.
     pub fn has_room(&self) -> bool {
         self.resend.is_empty() && !self.paths.iter().any(|path| path.up && path.full)
     }
@@ -130,8 +129,8 @@ impl SendPeer {
         self.paths.iter().any(|path| path.up && !path.suspect)
     }
 
-    /// How long a path waits for the answer to a block. Where other paths' blocks are answered, this time
-    /// does not grow with each attempt.
+    /// How long a path waits for the answer to a block. For a suspect path, while another one answers, this
+    /// time does not grow with each attempt.
     pub fn timeout_ns(&self, path: usize, config: &Config) -> u64 {
         let suspect = self.paths[path].suspect && self.has_trusted();
         let trip = &self.paths[path].trip;
@@ -142,12 +141,12 @@ impl SendPeer {
         }
     }
 
-    /// The shortest round trip lately, by any path, if one was measured.
+    /// The shortest recent round trip by any path, if one was measured.
     pub fn shortest_trip_ns(&self) -> Option<u64> {
         self.paths.iter().filter(|path| path.up).filter_map(|path| path.congestion.shortest_ns()).min()
     }
 
-    /// The path for something small.
+    /// The path for a short packet.
     pub fn best_path(&self, avoid: Option<u8>) -> u8 {
         if self.paths.len() == 1 {
             return 0;
@@ -172,8 +171,9 @@ impl SendPeer {
             .unwrap_or_else(|| self.best_path(avoid))
     }
 
-    /// Where no path answers: the one with the shortest pause. Each try doubles a path's pause, so that
-    /// all have their turn, and one that has just lost something need not wait for those that died long ago.
+    /// The suspect path with the shortest pause, for use when no path answers. Each timeout doubles a path's
+    /// pause, so that all paths have their turn. A path that has just lost something need not wait for paths
+    /// that failed long ago.
     fn with_shortest_pause(&self, good: impl Fn(&Path) -> bool) -> Option<u8> {
         let places = self.paths.iter().enumerate().filter(|(_, path)| good(path) && path.suspect);
         places.min_by_key(|(_, path)| (path.pause_ns, path.suspect_at)).map(|(place, _)| place as u8)
@@ -199,8 +199,8 @@ impl SendPeer {
         Some(trial as u8)
     }
 
-    /// The path among those that seem good with the shortest delay; the one to
-    /// avoid only if the others are much slower.
+    /// The path with the shortest expected time among those that are `good`. The path to avoid is chosen only
+    /// if the others are much slower.
     fn shortest(&self, avoid: Option<u8>, good: impl Fn(&Path) -> bool) -> Option<u8> {
         let known = self.paths.iter().filter(|path| path.up).filter_map(|path| path.trip.smoothed_ns());
         let unknown_ns = known.min().unwrap_or(1);
@@ -219,7 +219,7 @@ impl SendPeer {
             return false;
         }
         if !self.has_trusted() {
-            // It was the peer that did not answer: no path is worse than another.
+            // No path was answering, so it was the peer that did not answer: no path is worse than another.
             self.paths.iter_mut().for_each(|path| path.try_at = Time(0));
         }
         self.paths[path].suspect = false;
@@ -232,7 +232,7 @@ impl SendPeer {
         !suspect || sent_at >= suspect_at || !self.has_trusted()
     }
 
-    /// Something that was sent by this path was not answered for a whole timeout.
+    /// Marks a path as suspect, because something sent by it was not answered for a whole timeout.
     pub fn mark_path_suspect(&mut self, now: Time, path: usize, config: &Config) {
         let pause_ns = self.paths[path].trip.timeout_ns(config.retransmission);
         let path = &mut self.paths[path];
@@ -251,8 +251,8 @@ impl Initiator {
         }
     }
 
-    /// Another link to a peer is up, or a lost one is up again. Returns `false` if there is no such peer, or
-    /// if it has too many paths.
+    /// Adds a path: another link to a peer is up, or a lost one is up again. Returns `false` if there is no
+    /// such peer, or if it has too many paths.
     pub(crate) fn add_path(&mut self, now: Time, id: PeerId, path: PathId) -> bool {
         if path.index() >= MAX_PATHS {
             return false;
@@ -267,7 +267,7 @@ impl Initiator {
         }
         let path = &mut peer.paths[path.index()];
         let Path { order, is_reliable, blocks_sent, bytes_sent, .. } = *path;
-        // Late answers may name what was sent before: the order goes on.
+        // Late answers may name earlier transmissions, so the numbering goes on.
         *path = Path {
             order,
             is_reliable,
@@ -282,7 +282,7 @@ impl Initiator {
         true
     }
 
-    /// The link is gone: what is under way there goes again, by other paths.
+    /// Marks a path as lost. What is under way by it is sent again by other paths.
     pub(crate) fn path_lost(&mut self, now: Time, id: PeerId, path: PathId) {
         if self.path_status(id, path).is_some_and(|status| status.is_up) {
             self.leave_path(now, id, path);
@@ -321,8 +321,8 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// The link did not take a block, or not all of it: the block waits among those that go again, and
-    /// nothing is handed out for that path until there is room.
+    /// Takes back a block that its link did not take, or only in part. The block waits among those to be sent
+    /// again. Nothing is handed out for the path until its link has room.
     pub(crate) fn link_full(&mut self, now: Time, block: &Block) {
         let Some(Some(peer)) = self.peers.get_mut(block.peer.index()) else { return };
         if (peer.id, peer.session) != (block.peer, block.session) {
@@ -342,7 +342,7 @@ impl Initiator {
             self.unplace(slot);
             self.uncount(slot);
             let transaction = &mut self.table.entries[slot as usize];
-            // As if it had not been handed out: it comes again as the same attempt.
+            // The block counts as not handed out: it comes again as the same attempt.
             transaction.unsent = true;
             if let Some(before) = transaction.sent_before_at {
                 transaction.sent_at = before;
@@ -354,7 +354,7 @@ impl Initiator {
         self.refresh(block.peer);
     }
 
-    /// A path's link has room again.
+    /// Records that a path's link has room again.
     pub(crate) fn link_has_room(&mut self, id: PeerId, path: PathId) {
         if let Some(Some(peer)) = self.peers.get_mut(id.index())
             && let Some(path) = peer.paths.get_mut(path.index())
@@ -367,7 +367,7 @@ impl Initiator {
         }
     }
 
-    /// A link of the peer takes nothing: from now on that is looked at.
+    /// Records that a link of the peer takes nothing, and arms a timer that checks the peer.
     fn mark_stuck(&mut self, now: Time, id: PeerId) {
         let look_at = self.next_look(now);
         if let Some(Some(peer)) = self.peers.get_mut(id.index())
@@ -412,7 +412,8 @@ impl Initiator {
         }
     }
 
-    /// What a stuck peer has asked for may wait on: it is looked at as if it were stuck since now.
+    /// Keeps checking a stuck peer that has open transfers left, as if it were stuck since now: the answers to
+    /// its reads may wait on.
     fn look_on_if_open(&mut self, now: Time, id: PeerId) {
         let since = self.attended.at(now);
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
@@ -422,9 +423,9 @@ impl Initiator {
         }
     }
 
-    /// Read requests may have been under way there, too: all that nothing was
-    /// heard of yet are repeated; the target knows those that it has. If it was the
-    /// last path, no timer runs on: all are repeated by the next one.
+    /// Repeats read requests after a path was lost, because they may have been under way by it: all requests of
+    /// which nothing was heard yet. The target recognises those that it has. If the peer has no path left, no
+    /// timer runs, and all its requests are repeated by the next path.
     fn ask_by_others(&mut self, id: PeerId) {
         let Some(Some(peer)) = self.peers.get(id.index()) else { return };
         let has_path = peer.has_path();
@@ -437,7 +438,7 @@ impl Initiator {
         }
     }
 
-    /// The path for a short packet that answers one from `path`.
+    /// The path for a short packet that answers a packet from `path`.
     pub(crate) fn path_for_answer(&self, id: PeerId, path: PathId) -> PathId {
         let Some(Some(peer)) = self.peers.get(id.index()) else {
             return path;
@@ -448,7 +449,7 @@ impl Initiator {
         }
     }
 
-    /// The path for a short packet that answers none.
+    /// The path for a short packet that answers no other packet.
     pub(crate) fn best_path(&self, id: PeerId) -> PathId {
         let peer = self.peers.get(id.index()).and_then(Option::as_ref);
         PathId(peer.map_or(0, |peer| peer.best_path(None)))

@@ -1,9 +1,8 @@
-//! Reads, seen by who asks (QOS §3.6).
+//! The requester's side of reads (QOS §3.6).
 //!
-//! A read is a request and then somebody else's writes. The requester repeats
-//! the request until it hears something, admits only write-backs of a read that
-//! is open and only inside its range, and is done when the write-back's last
-//! block and its notification are in and every byte has been counted.
+//! A read is a request that the target answers with writes. The requester repeats the request until it hears
+//! something. It admits only write-backs of a read that is open, and only inside the read's range. The read is
+//! done when the write-back's last block and its notification are in and every byte has been counted.
 
 use super::Initiator;
 use super::tables::{Queue, request_place};
@@ -18,9 +17,9 @@ use tombolo_wire::{Attempt, Domain, NackCode, Notification, Packet, ReadRequest,
 /// An open read that a block may answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadGrant {
-    /// Which.
+    /// The read.
     pub transfer: TransferId,
-    /// Whose memory the bytes go to.
+    /// Domain of this node that the bytes go to.
     pub domain: Domain,
     /// The words to write at its end: the requester's own, whatever the target
     /// sends.
@@ -143,8 +142,8 @@ impl Initiator {
         Ok(ReadGrant { transfer, domain, notification, user })
     }
 
-    /// Bytes or words of a read are about to be written to memory; `false`: it
-    /// is over, they must not.
+    /// Records that bytes or words of a read are about to be written to memory. `false`: the read is over, so
+    /// they must not be written.
     pub(crate) fn read_placing(&mut self, now: Time, read: TransferId) -> bool {
         let Some(transfer) = self.transfers.find(read) else {
             return false;
@@ -157,7 +156,7 @@ impl Initiator {
         true
     }
 
-    /// They are, or will not be.
+    /// Records that the bytes or words are written, or will not be.
     pub(crate) fn read_placed(&mut self, read: TransferId) {
         let Some(transfer) = self.transfers.find(read) else {
             return;
@@ -166,8 +165,8 @@ impl Initiator {
         self.report_if_untouched(read.index);
     }
 
-    /// This side's own memory has refused bytes or words of a read. The read ends when the peer answers that for good, or when it takes
-    /// too long.
+    /// Records that this node's own memory has refused bytes or words of a read. The read ends when the peer
+    /// rejects it for good, or when it takes too long.
     pub(crate) fn read_refused_here(&mut self, read: TransferId, refusal: Refusal) {
         if let Some(transfer) = self.transfers.find(read) {
             let for_good = transfer.own_refusal.filter(|known| !known.code.is_transient());
@@ -175,7 +174,8 @@ impl Initiator {
         }
     }
 
-    /// A sign of life: the timer starts again, unless there were only signs for too long.
+    /// Records a sign of life of a read, which restarts its timer. If there were only signs of life for too
+    /// long, but no progress, the read ends.
     fn read_heard(&mut self, now: Time, index: u32) {
         let transfer = &mut self.transfers.entries[index as usize];
         if std::mem::take(&mut transfer.has_progressed) {
@@ -217,8 +217,8 @@ impl Initiator {
         }
     }
 
-    /// Whether neither this read nor one that was asked for before it, and may go first, has got a whole block
-    /// for too long.
+    /// Whether this read has received no whole block for too long, and neither has any open read that was asked
+    /// for before it, because earlier reads may go first.
     fn read_stalls(&self, now: Time, index: u32) -> bool {
         let now = self.attended.at(now);
         let is_stale = |index: u32| {
@@ -234,8 +234,8 @@ impl Initiator {
         reads.take_while(|earlier| *earlier != index).all(is_stale)
     }
 
-    /// A block of a read's answer is whole, and if it is the last, its
-    /// notification is written.
+    /// Records that a block of a read's answer is complete. If the block is the last, its notification is
+    /// written.
     pub(crate) fn read_block(&mut self, id: PeerId, request: RequestId, bytes: u32, last: bool) {
         let Some(index) = self.open_read(id, request) else {
             return;
@@ -255,7 +255,7 @@ impl Initiator {
         }
     }
 
-    /// The target turned a read away: for good, or for now (1, 4, 7).
+    /// Handles the rejection of a read: for good, or for now (codes 1, 4, 7).
     pub(crate) fn read_rejected(
         &mut self,
         now: Time,
@@ -286,7 +286,7 @@ impl Initiator {
         }
     }
 
-    /// The target knows the read and will serve it.
+    /// Handles the answer that the target knows the read and will serve it.
     pub(crate) fn read_accepted(&mut self, now: Time, (id, path): (PeerId, PathId), request: RequestId) {
         match self.open_read(id, request) {
             Some(index) => {
@@ -297,7 +297,8 @@ impl Initiator {
         }
     }
 
-    /// Such an answer goes by the path of the request: it is good both ways.
+    /// Marks the path of an answer to a request as answering. Such an answer comes by the path of its request,
+    /// so the path works both ways.
     fn request_answered(&mut self, id: PeerId, path: PathId) {
         if let Some(Some(peer)) = self.peers.get_mut(id.index())
             && path.index() < peer.paths.len()
@@ -307,7 +308,7 @@ impl Initiator {
         }
     }
 
-    /// The read is over: its id means nothing any more.
+    /// Frees the request id of a read that is over.
     pub(super) fn forget_request(&mut self, index: u32) {
         let transfer = &mut self.transfers.entries[index as usize];
         let Some(request) = transfer.request.take() else {

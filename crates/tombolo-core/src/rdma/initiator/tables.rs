@@ -43,7 +43,7 @@ pub(super) struct TransferState {
     pub spec: Transfer,
     /// The peer's read that this write answers.
     pub served: Option<RequestId>,
-    /// On whose behalf it writes.
+    /// The node on whose behalf it writes.
     pub asker: Asker,
     pub queue: Queue,
     pub status: Result<(), TransferError>,
@@ -64,21 +64,22 @@ pub(super) struct TransferState {
     pub received_bytes: u64,
     pub placing: u32,
     pub asked_at: Time,
-    /// When the timers last saw that a block of the answer had been placed; the next read inherits it. By the
-    /// attended clock.
+    /// When the read last showed that a block of its answer had been placed, by the attended clock. When this
+    /// read ends, the next one inherits the time.
     pub progress_at: Time,
-    /// Whether a block of the answer was placed since; the next read inherits it.
+    /// Whether a block of the answer was placed after `progress_at`. The next read inherits this, too.
     pub has_progressed: bool,
-    /// A sign of the read's life has come.
+    /// Whether anything of the answer has come.
     pub heard: bool,
     /// The path of the latest request.
     pub asked_by: u8,
     /// Position among its peer's requests.
     pub ask_order: u64,
-    /// By the attended clock.
+    /// When the read was first asked for, by the attended clock.
     pub first_asked_at: Time,
     pub unanswered: u32,
-    /// Why this side's own memory has first refused a block of the answer for good, and where; or else has last put one off.
+    /// This node's own refusal of a block of the answer: the first one for good, or else the latest one for
+    /// now.
     pub own_refusal: Option<Refusal>,
 }
 
@@ -127,8 +128,9 @@ impl TransferState {
         }
     }
 
-    /// Why a read fails that the peer has turned away. Its answer does not say whose memory has refused. If the own one has, the read cannot
-    /// succeed, whatever the source may have refused, too; and if it has put off what took too long, that is why.
+    /// The error of a read that ends with a refusal by the peer, `answer`. The answer does not say whose memory
+    /// refused. If this node's own memory has refused for good, that is the error, whatever the source may have
+    /// refused, too. If it has refused for now only, that is the error if `answer` is transient, too.
     pub fn refused_by(&self, answer: Refusal) -> TransferError {
         let own = self.own_refusal.filter(|own| !own.code.is_transient() || answer.code.is_transient());
         own.map_or(TransferError::Refused(answer), TransferError::Local)
@@ -140,7 +142,7 @@ impl TransferState {
         self.spec.notification.is_some() || self.served.is_some()
     }
 
-    /// Whether no block is left: even a transfer of no bytes has one.
+    /// Whether all blocks have been issued. Even a transfer of no bytes has one block.
     pub fn all_issued(&self) -> bool {
         self.issued > 0 && self.cursor_bytes == self.spec.size_bytes
     }
@@ -177,12 +179,13 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    /// From now on the table has room for this many transfers. A place has memory from its first use on.
+    /// Gives the table room for this many transfers. Memory for a place is allocated at its first use.
     pub fn allow(&mut self, entries: usize) {
         self.allowed = self.allowed.max(entries);
     }
 
-    /// The place that was given back last, so that a table that is mostly empty stays in the cache; or a new one.
+    /// Returns the place that was given back last, or a new one. Reuse in this order keeps a table that is
+    /// mostly empty in the cache.
     fn place(&mut self) -> Option<u32> {
         if let Some(index) = self.free.pop() {
             return Some(index);
@@ -237,8 +240,8 @@ pub(super) enum Place {
     None,
     /// The timeouts of the block's path, in the order of sending (QOS §4.1).
     Timeout,
-    /// Being carried out by the caller for longer than a timeout: its bytes are read, or it goes to a peer that no packets go to. In no
-    /// list. That the caller is done comes without fail.
+    /// In no list: the caller has been reading the block's bytes, or carrying out a block to this node itself,
+    /// for longer than a timeout. The caller always reports when it is done.
     Late,
     /// Its peer's blocks to be sent again. A block sits here once, however often
     /// it is lost: this is the "retransmission bit" (QOS §3.3).
@@ -247,7 +250,7 @@ pub(super) enum Place {
     Bypass,
     /// Blocks that were refused for lack of room.
     DelayFull,
-    /// It was refused for lack of room for long.
+    /// Blocks that have been refused for lack of room for long.
     DelayFullForLong,
     /// Blocks that were refused for an absent page.
     DelayFault,
@@ -271,34 +274,35 @@ pub(super) struct Transaction {
     pub sent: bool,
     /// Whether the latest attempt was handed out and did not fit into the link.
     pub unsent: bool,
-    /// The caller reads its bytes: nothing of this attempt was sent.
+    /// Whether the caller is reading the block's bytes: nothing of this attempt was sent yet.
     pub reading: bool,
-    /// The notification is under way: with this transmission, or behind it.
+    /// Whether the notification is under way, with this transmission or behind it.
     pub carried: bool,
     /// Whether the block's bytes count as under way.
     pub counted: bool,
-    /// When it, or its notification apart from it, was first to go; by the attended clock.
+    /// When the block, or its separate notification, was first to be sent, by the attended clock.
     pub issued_at: Time,
-    /// When its bytes were last not there to be sent: until then its peer was not asked for an answer. Of an empty block that closes
-    /// another: when the peer last said that it is not done with that. By the attended clock.
+    /// When the block's bytes were last not ready to be sent, by the attended clock: before that, the peer was
+    /// not asked for an answer. For an empty block that closes another: when the peer last said that it is not
+    /// done with that other block.
     pub absent_at: Time,
     pub sent_at: Time,
     pub sent_before_at: Option<Time>,
-    /// Position among its path's transmissions, of this one and the one before.
+    /// Position among its path's transmissions, of this transmission and of the one before.
     pub order: u64,
     pub order_before: u64,
-    /// The path of this transmission, where its bytes count, and of the one before.
+    /// The path of this transmission, by which its bytes count as under way, and the path of the one before.
     pub path: u8,
     pub path_before: u8,
-    /// The path that lost the transmission before: the next goes by another.
+    /// The path that lost the transmission before. The next transmission avoids it.
     pub avoid: Option<u8>,
     pub due: Time,
-    /// Transmissions without an answer in a row, and those of them that were overtaken.
+    /// Transmissions in a row without an answer, and how many of them were overtaken.
     pub unanswered: u32,
     pub overtaken: u32,
     /// The path and the time of the latest transmission that was taken for lost.
     pub lost: Option<(u8, Time)>,
-    /// It was sent again as a probe, and was not answered since.
+    /// Whether the block was sent again as a probe and has not been answered since.
     pub is_probed: bool,
 }
 
@@ -355,14 +359,15 @@ impl Transactions {
     }
 }
 
-/// The peers that wait, each class apart, because they hold more slots than are free; by the slots they hold.
+/// Peers that are held back because they hold more slots than are free: for each class, ordered by the number
+/// of slots that they hold.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     by_slots: [BTreeSet<(usize, u32)>; Class::COUNT],
 }
 
 impl Held {
-    /// Sets by how many slots the peer is held back in each class.
+    /// Files a peer in each class under its number of slots in `held`, or takes it out where that is `None`.
     pub fn set(&mut self, peer: &mut SendPeer, held: [Option<usize>; Class::COUNT]) {
         if peer.held == held {
             return;
@@ -385,12 +390,12 @@ impl Held {
     }
 }
 
-/// A peer with a link that is full. What waits for room has no timer of its own.
+/// State of a peer with a full link. Blocks that wait for room in a link have no timer of their own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stuck {
-    /// By the attended clock.
+    /// When the peer became stuck, by the attended clock.
     pub since: Time,
-    /// When to look again.
+    /// When to check the peer again.
     pub look_at: Time,
 }
 
@@ -398,30 +403,30 @@ pub(super) struct Stuck {
 #[derive(Debug)]
 pub(super) struct SendPeer {
     pub id: PeerId,
-    /// Which of the peers that had this number it is.
+    /// Distinguishes successive peers of this number.
     pub session: u32,
     /// The paths to it. There is always one; the first is there from the start.
     pub paths: Vec<Path>,
-    /// From a read request to the first sign of its answer. Apart from the paths',
-    /// because it has the target's waiting in it.
+    /// Round trip from a read request to the first sign of its answer. Kept apart from the paths' round trips,
+    /// because it includes waiting at the target.
     pub read_trip: RoundTrip,
-    /// By the attended clock.
+    /// When something was last heard of the peer, by the attended clock.
     pub heard_at: Time,
-    /// It was given up, and nothing was heard of it since.
+    /// Whether the peer was given up and nothing was heard of it since.
     pub is_silent: bool,
-    /// By the attended clock, since when it has no path, if it has none.
+    /// Since when the peer has had no path, by the attended clock. `None` if it has one.
     pub pathless_since: Option<Time>,
     /// Length of a block.
     pub block_bytes: u32,
     /// Whether notifications are sent before earlier blocks are answered, with a list of those blocks.
     pub early_notification: bool,
-    /// No packets go to it: the caller carries out and answers each block that it is handed, so none is
-    /// ever sent again unless it was refused.
+    /// Whether the peer is this node itself, to which no packets go. The caller carries out and answers each
+    /// block that it is handed, so a block is sent again only if it was refused.
     pub is_loopback: bool,
-    /// Occurrences of each slot towards this peer. Per peer, so that the peer
-    /// sees every one of them and a wrap-around cannot fool it.
+    /// The latest generation of each slot towards this peer. Counted per peer, so that the peer sees every
+    /// generation and a wrap-around cannot mislead it.
     pub generations: Box<[Generation]>,
-    /// Slots that this peer's blocks have.
+    /// Number of slots that blocks to this peer hold.
     pub slots: usize,
     /// By class, if the peer is in [`Held`]: the number of slots under which it is filed there.
     pub held: [Option<usize>; Class::COUNT],
@@ -429,9 +434,9 @@ pub(super) struct SendPeer {
     pub wake: Wake,
     /// Transfers that have not ended.
     pub open: List,
-    /// Transfers that have ended, which is told when their blocks are answered.
+    /// Transfers that have ended, and are reported when their blocks are answered.
     pub ending: List,
-    /// A link of it took nothing the last time: that is looked at from time to time.
+    /// Set after a link of the peer took nothing. The peer is then checked from time to time.
     pub stuck: Option<Stuck>,
     pub resend: List,
     pub queues: [List; Class::COUNT],
@@ -449,7 +454,7 @@ pub(super) struct SendPeer {
     /// Requests so far, and the latest one that was answered.
     pub ask_order: u64,
     pub answered_ask_order: u64,
-    /// The read that was asked for last; its place may be another one's by now.
+    /// The read that was asked for last. Another transfer may have its place by now.
     pub latest_asked: Option<u32>,
 }
 
@@ -489,9 +494,9 @@ impl SendPeer {
         }
     }
 
-    /// Whether a block for this peer may have one of this many free slots. A peer may hold at most as many slots
-    /// as are free: the first that answers slowly leaves half of the table, the next one half of the rest. A
-    /// silent one gets one slot, for a block that finds out whether it answers.
+    /// Whether a block to this peer may take one of `free` free slots. A peer may hold at most as many slots as
+    /// are free: the first peer that answers slowly leaves half of the table, the next one half of the rest. A
+    /// silent peer gets one slot, for a block that finds out whether it answers.
     pub fn may_take_slot(&self, free: usize) -> bool {
         self.slots <= free && !(self.is_silent && self.slots > 0)
     }

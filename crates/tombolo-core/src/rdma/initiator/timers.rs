@@ -1,10 +1,10 @@
 //! Retransmission timers: a block without an answer goes again, or its transfer is given up (QOS ch. 4).
 //!
-//! A path's unanswered blocks are a list in the order they were sent (QOS §4.1).
-//! The timeout is the path's, not the block's, so the head always expires first.
-//! Each peer has a wake, a lower bound of its timers ([`crate::wakes`]): arming lowers it, so does whatever makes
-//! its timeouts shorter, and a visit of the peer that finds it passed computes it anew. Blocks that were put off, of
-//! all peers, have one wake together.
+//! A path's unanswered blocks are a list in the order they were sent (QOS §4.1). The timeout is the path's, not
+//! the block's, so the head always expires first. Each peer has a wake, a lower bound of its timers
+//! ([`crate::wakes`]). Arming a timer lowers the wake, and so does whatever makes the peer's timeouts shorter.
+//! When the wake has passed, the peer is visited, and the wake is computed anew. Blocks and reads that were put
+//! off have one wake together, for all peers.
 
 use super::Initiator;
 use super::tables::{Place, Queue, SendPeer, Transaction, Transactions, request_place};
@@ -14,16 +14,17 @@ use crate::rdma::transfer::{PeerId, TransferError};
 use crate::wakes::NEVER;
 use tombolo_wire::Attempt;
 
-/// A block that was overtaken this many times in a row waits for the timeout: what is lost so often is
-/// not lost by chance, and to send it again each round trip would leave nothing to others.
+/// A block that was overtaken this many times in a row waits for the timeout. A block that is lost so often is
+/// not lost by chance, and sending it again each round trip would leave no room for other blocks.
 const FAST_RETRANSMITS: u32 = 8;
 
-/// Lists of blocks that wait for a delay to be over.
+/// Number of lists of blocks that wait for a delay to be over.
 const DELAYS: usize = 4;
 
 impl Transactions {
     /// The first unanswered block of a path, in the order of sending, that a later answer shows to be lost.
-    /// Blocks that were overtaken too often are passed over: they wait for the timeout. So are those that were not sent yet.
+    /// Blocks that were overtaken too often are passed over: they wait for the timeout. Blocks whose bytes are
+    /// still being read are passed over, too, because they were not sent yet.
     fn first_overtaken(&self, timeouts: List, answered_order: u64) -> Option<u32> {
         let mut earlier = timeouts
             .iter(&self.chain)
@@ -44,7 +45,7 @@ pub(super) enum Timers {
     Peer(u32),
 }
 
-/// Why a block goes again.
+/// Why a block is sent again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Loss {
     Timeout,
@@ -54,15 +55,16 @@ enum Loss {
 }
 
 impl Initiator {
-    /// An entry of a peer's came into a list with a timer.
+    /// Arms a timer of a peer: an entry was put into a list with a timer.
     pub(super) fn arm(&mut self, id: PeerId, due: Time) {
         self.forget_past_wakes();
         self.armed += 1;
         self.lower_wake_to(id, due);
     }
 
-    /// With nothing armed, all wakes are of timers long gone: after a pause they would have all peers visited. One is left, since a
-    /// visit costs less than filing it anew each time.
+    /// Removes old wakes if nothing is armed: all of them are of timers that are gone, and after a pause they
+    /// would cause a visit to every peer. One wake is left, because a visit costs less than filing the wake
+    /// anew each time.
     fn forget_past_wakes(&mut self) {
         while self.armed == 0
             && self.wakes.len() > 1
@@ -79,7 +81,7 @@ impl Initiator {
         }
     }
 
-    /// A block or a read was put off until `due`.
+    /// Arms the timer of a block or a read that was put off until `due`.
     pub(super) fn arm_delay(&mut self, due: Time) {
         self.forget_past_wakes();
         self.armed += 1;
@@ -96,7 +98,7 @@ impl Initiator {
         self.wakes.first().filter(|_| self.armed > 0)
     }
 
-    /// Let every timer that is due fire.
+    /// Lets every timer that is due fire.
     pub(crate) fn expire(&mut self, now: Time) {
         self.attended.look(now, self.deadline());
         let mut due = std::mem::take(&mut self.due);
@@ -129,7 +131,7 @@ impl Initiator {
         self.lower_wake(id);
     }
 
-    /// The blocks whose delays are over first.
+    /// For each list of delayed blocks, the block whose delay is over first.
     fn delays(&self) -> [Option<u32>; DELAYS] {
         let lists = [&self.delay_full, &self.delay_full_for_long, &self.delay_fault, &self.delay_placing];
         lists.map(List::front)
@@ -214,7 +216,7 @@ impl Initiator {
         may_go.then(|| (transaction.sent_at.after_ns(patience_ns), slot))
     }
 
-    /// Something was sent by a path, or answered.
+    /// Arms the probe timer of a path, after something was sent by it or answered.
     pub(super) fn arm_probe(&mut self, id: PeerId, place: usize) {
         let peer = self.peers.get(id.index()).and_then(Option::as_ref);
         if let Some((due, _)) = peer.and_then(|peer| self.probe_due(peer, place)) {
@@ -222,7 +224,8 @@ impl Initiator {
         }
     }
 
-    /// The latest read request, and when it is sent again as a probe: once, unless its target is heard of.
+    /// The latest read request, and when it is sent again as a probe. It is sent again once, and not if its
+    /// target has answered.
     fn read_probe_due(&self, peer: &SendPeer) -> Option<(Time, u32)> {
         let index = peer.latest_asked?;
         let transfer = &self.transfers.entries[index as usize];
@@ -245,7 +248,8 @@ impl Initiator {
         }
     }
 
-    /// What the caller carries out, or reads, for so long leaves room for others meanwhile. Nothing of it is lost.
+    /// Stops counting a block as under way that the caller has been carrying out or reading for longer than a
+    /// timeout, so that other blocks have room meanwhile. The block is not lost.
     fn mark_late(&mut self, slot: u32) {
         self.unplace(slot);
         self.uncount(slot);
@@ -255,8 +259,8 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// Blocks sent by the path before one that is answered, and a round trip and a
-    /// quarter ago, are lost: waiting for the timeout would cost many round trips.
+    /// Marks overtaken blocks as lost: those sent by the path before a block that is answered, at least one and
+    /// a quarter round trips ago. Waiting for the timeout would cost many round trips.
     pub(super) fn find_overtaken(&mut self, now: Time, id: PeerId, place: usize) {
         if !self.config.fast_retransmit {
             return;
@@ -281,7 +285,7 @@ impl Initiator {
         }
     }
 
-    /// A block got no answer: it goes again, or its transfer ends.
+    /// Handles a block that got no answer: it is sent again, or its transfer ends.
     fn mark_lost(&mut self, now: Time, slot: u32, loss: Loss) {
         self.unplace(slot);
         self.uncount(slot);
@@ -323,7 +327,8 @@ impl Initiator {
                 doubled = true;
             }
             let by = usize::from(transfer.asked_by);
-            // A target that was heard of may be busy with others, once; asked again, it says so.
+            // A target that has answered the request may be busy with other reads, so its first silence says
+            // nothing about the path. Asked again, the target answers.
             let no_answer = !transfer.heard || transfer.unanswered > 0;
             if no_answer && peer.paths.len() > 1 && peer.is_news(by, transfer.asked_at) {
                 peer.paths[by].trip.back_off();
@@ -344,9 +349,9 @@ impl Initiator {
         }
     }
 
-    /// Requests sent before one that is answered, and an answer's time and a
-    /// quarter ago, are asked for once more. Only once: a target may well serve
-    /// another class first, and then says so.
+    /// Repeats overtaken read requests: those sent before a request that is answered, at least one and a
+    /// quarter answer times ago. Each is repeated only once, because a target may serve another class first,
+    /// and then says so.
     pub(super) fn find_overtaken_reads(&mut self, now: Time, id: PeerId) {
         while let Some(peer) = self.peers[id.index()].as_ref() {
             let Some(index) = peer.asked.front() else {
@@ -435,8 +440,8 @@ impl Initiator {
         wake
     }
 
-    /// The timeouts of a peer may be shorter than when its timers were armed: an answer ended a
-    /// back-off or measured a shorter round trip, or a path came.
+    /// Lowers the wake of a peer whose timeouts may have become shorter since its timers were armed: an answer
+    /// ended a back-off or measured a shorter round trip, or a path was added.
     pub(super) fn lower_wake(&mut self, id: PeerId) {
         if let Some(Some(peer)) = self.peers.get(id.index()) {
             let due = self.peer_wake(peer);
@@ -487,7 +492,7 @@ mod tests {
             .collect()
     }
 
-    /// A timer that fires costs the peer that it is of, however many there are.
+    /// A timer that fires causes visits to its own peer only, however many peers there are.
     #[test]
     fn a_timer_looks_at_one_peer() {
         let mut initiator = with_peers(1000);
@@ -503,12 +508,12 @@ mod tests {
             initiator.expire(now);
             fired += blocks(&mut initiator, now).len();
         }
-        // The peer itself, its resend and its transmission, and looks that come early.
+        // Visits are for the peer's timers, its retransmission, and wakes that come early.
         let visits = (initiator.visits - before) / 100;
         assert!(visits < 12, "{visits} peers a timer");
     }
 
-    /// A slot that becomes free costs the peer that gets it, however many wait.
+    /// A slot that becomes free causes visits to few peers, however many wait.
     #[test]
     fn a_free_slot_looks_at_few_peers() {
         let mut initiator = with_peers(400);

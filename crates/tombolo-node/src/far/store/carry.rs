@@ -13,7 +13,7 @@ use crate::driver::address_space::BUFFERS;
 use crate::driver::node::Node;
 use crate::far::front::{Arrived, FarEvent};
 
-/// Where in the node's buffer memory that page is.
+/// Offset of a page in the node's buffer memory.
 fn offset_of(page: Source) -> u64 {
     let page = match page {
         Source::Buffer(buffer) => buffer,
@@ -22,8 +22,8 @@ fn offset_of(page: Source) -> u64 {
     u64::from(page) * PAGE_BYTES
 }
 
-/// What names a transfer to the engine: the [`Io`] of its first page, the buffer of that page (of a write [`NO_BUFFER`]), and the number of further
-/// pages.
+/// The name of a transfer in the engine: the [`Io`] of its first page, the buffer of that page (for a write
+/// [`NO_BUFFER`]), and the number of further pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Named {
     io: u64,
@@ -36,7 +36,7 @@ const FURTHER_SHIFT: u32 = 54;
 const IO_MASK: u64 = (1 << BUFFER_SHIFT) - 1;
 const BUFFER_MASK: u64 = (1 << (FURTHER_SHIFT - BUFFER_SHIFT)) - 1;
 const FURTHER_MASK: u64 = 3;
-/// In place of a buffer, of a write.
+/// Stands in the place of the buffer in the name of a write.
 const NO_BUFFER: u64 = BUFFER_MASK;
 
 const _: () = assert!((READ_PAGES as u64) <= NO_BUFFER && (JOINED_MOST as u64) <= FURTHER_MASK + 1);
@@ -52,15 +52,15 @@ impl Named {
         Self { io: word & IO_MASK, buffer, further: (word >> FURTHER_SHIFT & FURTHER_MASK) as u32 }
     }
 
-    /// Its first page, and the others.
+    /// The pages of the transfer: the index and the [`Io`] of each.
     fn ios(self) -> impl Iterator<Item = (u32, Io)> {
         (0..=self.further).map(move |page| (page, Io::from_word(self.io).offset(page)))
     }
 }
 
 impl FarStore {
-    /// Carries out what the store wants done, and what follows from that. Returns whether it has posted transfers: the next thread that
-    /// drives the node sends them.
+    /// Carries out the actions of the store, and those that follow from them. Returns whether it has posted transfers.
+    /// The next thread that drives the node sends them.
     pub(super) fn carry_out(&self) -> bool {
         let mut has_posted = false;
         loop {
@@ -71,7 +71,7 @@ impl FarStore {
         }
     }
 
-    /// As [`Self::carry_out`], and sends what was posted: it may be long until somebody drives the node.
+    /// As [`Self::carry_out`], and sends what was posted, because it may be long until another thread drives the node.
     pub(super) fn carry_out_and_send(&self) {
         if self.carry_out() {
             self.drive(Node::pump);
@@ -198,7 +198,8 @@ impl FarStore {
         self.owner.user(named.into_word())
     }
 
-    /// The write, or the reads, of a transfer's number, and the checksum of each page that was read.
+    /// The write or the reads that the transfer with this name consists of, and how each has ended. A read that is done
+    /// has the checksum of its page.
     pub(super) fn of_transfer(
         &self,
         word: u64,
@@ -212,7 +213,7 @@ impl FarStore {
     fn ended(&self, buffer: u64, page: u32, result: Result<(), TransferError>) -> Ended {
         match (buffer, result) {
             (_, Err(TransferError::Refused(_) | TransferError::Local(_))) => Ended::Failed,
-            // Nobody knows what is still on its way.
+            // Packets of the write may still arrive.
             (NO_BUFFER, Err(_)) => Ended::MayStillArrive,
             (_, Err(_)) => Ended::Failed,
             (NO_BUFFER, Ok(())) => Ended::Done { checksum: 0 },

@@ -21,15 +21,15 @@ use crate::fabric::silence::Silence;
 use crate::far::asking::{BorrowError, ask, ask_head, refused};
 use crate::far::front::FarEvent;
 
-/// The round trip that is assumed of a lender over UDP before any was measured; a read is late after
-/// four of them, or 50 ms, if that is more.
+/// The round trip that is assumed of a lender over UDP before one was measured. A read is late after four round trips,
+/// or after 50 ms if that is more.
 const ROUND_TRIP_NS: u64 = 1_000_000;
 
 /// A lent segment that is mapped here.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) memory: SharedMemory,
-    /// Pieces that are mapped, of [`WARM_BYTES`] each.
+    /// Whether each piece of [`WARM_BYTES`] is mapped.
     warm: Vec<AtomicBool>,
 }
 
@@ -38,7 +38,7 @@ impl Window {
         self.memory.as_mut_ptr() as u64
     }
 
-    /// Maps what lies around an address.
+    /// Maps the piece around an address, unless that has been done.
     pub(super) fn warm(&self, address: u64) {
         let piece = (address - self.base()) as usize / WARM_BYTES;
         if let Some(warm) = self.warm.get(piece)
@@ -59,11 +59,11 @@ pub(super) enum Job {
     GiveBack {
         segment: u64,
     },
-    /// Whether it is about to end.
+    /// Ask the lender whether it is about to end.
     AskWhetherEnding,
 }
 
-/// A lender.
+/// One life of a lender of the store.
 #[derive(Debug)]
 pub(super) struct Lender {
     pub(super) id: LenderId,
@@ -71,20 +71,20 @@ pub(super) struct Lender {
     pub(super) peer: Arc<Connection>,
     pub(super) is_windowed: bool,
     pub(super) windows: Mutex<BTreeMap<u64, Arc<Window>>>,
-    /// Segments that it has lent and not got back.
+    /// Segments that this node has borrowed from it and not released.
     segments: Mutex<Vec<u64>>,
     jobs: Mutex<Option<mpsc::Sender<Job>>>,
     paths: Mutex<PathMaintainer>,
-    /// Its link is lost.
+    /// Whether it is lost, with all its links.
     pub(super) is_lost: AtomicBool,
     pub(super) silence: Mutex<Silence>,
-    /// After how many seconds it ends at the latest, as it said last.
+    /// In how many seconds it ends at the latest, by its last answer.
     pub(super) ends_within_s: AtomicU64,
-    /// It was said that it is about to end, with no other for what it has.
+    /// Whether the user was told that it is about to end, and that no other lender can take its pages.
     pub(super) is_end_told: AtomicBool,
     /// Pages that it lends or would lend to this node, as far as is known.
     pub(super) lendable_pages: AtomicU64,
-    /// Its thread waits for its answer to a request for memory.
+    /// Whether its thread waits for the answer to a request for memory.
     pub(super) is_asked_for_memory: AtomicBool,
 }
 
@@ -102,22 +102,23 @@ impl Lender {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Its thread carries that out.
+    /// Gives its thread a job.
     pub(super) fn give(&self, job: Job) {
         if let Some(jobs) = &*self.jobs.lock() {
             let _ = jobs.send(job);
         }
     }
 
-    /// Its threads end, later: one of them may be the caller.
+    /// Makes its threads end, without waiting for them: the caller may be one of them.
     pub(super) fn end_threads(&self) {
         *self.jobs.lock() = None;
         let paths = std::mem::take(&mut *self.paths.lock());
-        // Where there is no thread, they end here.
+        // If no thread can be started, `paths` is dropped here, which waits for the path threads.
         let _ = std::thread::Builder::new().name("unpath".into()).spawn(move || drop(paths));
     }
 
-    /// Gives back what it has lent, and ends its threads.
+    /// Ends this lender's threads here and, unless its link is lost, releases the segments that this node has borrowed
+    /// from it.
     pub(super) fn end(&self, node: &Node, timeout: Duration) {
         *self.jobs.lock() = None;
         *self.paths.lock() = PathMaintainer::default();
@@ -126,14 +127,14 @@ impl Lender {
         }
         for segment in std::mem::take(&mut *self.segments.lock()) {
             if node.ask(&self.peer, Request::Release { segment: segment as u16 }, timeout).is_err() {
-                // It notices the end of the link.
+                // The lender frees its segments when it notices the end of the link.
                 return;
             }
         }
     }
 }
 
-/// Names the machine that an address is on. Links by shared memory lead to this one.
+/// A number for the machine that an address is on: 0 for this machine, as for links by shared memory.
 fn host_of(address: &Address) -> u64 {
     match address {
         Address::Shm(_) | Address::ShmOf { .. } => 0,
@@ -164,7 +165,7 @@ impl FarStore {
         let added =
             joined.map_err(BorrowError::from).and_then(|paths| self.add(peer.clone(), ways.to_vec(), paths));
         if added.is_err() {
-            // It is dialed again and again, perhaps.
+            // The lender may be dialed again and again, so leave no link behind.
             peer.link.close(LossReason::ClosedByPeer);
             self.node.link_lost(&peer, LossReason::ClosedByPeer);
             self.node.forget(&peer);
@@ -211,9 +212,9 @@ impl FarStore {
         };
         let (sender, jobs) = mpsc::channel();
         let lender = {
-            // Both lists in one order.
+            // Under both locks, so that both lists have the same order.
             let mut lenders = self.lenders.write();
-            // `release` ends those that are in the list after it has said to stop.
+            // `release` ends only lenders that are in the list when it has set `stop`.
             if self.stop.load(Ordering::SeqCst) {
                 return Err(BorrowError::Nothing);
             }
@@ -257,7 +258,7 @@ impl FarStore {
             }
         });
         started.map_err(no_thread)?;
-        // Its loss may have come before it stood in the list.
+        // The lender may have been lost before it was in the list.
         if let Some(reason) = lender.peer.loss() {
             self.peer_lost(lender.peer.id, reason);
         }
@@ -266,7 +267,7 @@ impl FarStore {
         Ok(lender.id)
     }
 
-    /// Two copies on one machine go with it.
+    /// Warns if there are to be two copies but all lenders are on one machine, whose end takes both.
     fn warn_of_one_host(&self) {
         let lenders = self.lenders();
         let alive: Vec<_> = lenders.iter().filter(|lender| !lender.is_lost()).collect();
@@ -325,7 +326,7 @@ impl FarStore {
         }
     }
 
-    /// Nothing reads or writes a segment any more.
+    /// Forgets a segment, and its window if it has one. Nothing reads or writes it any more.
     pub(super) fn unmap(&self, lender: &Lender, segment: u64) {
         let window = lender.windows.lock().remove(&segment);
         if let Some(window) = window {
@@ -334,7 +335,7 @@ impl FarStore {
         lender.segments.lock().retain(|known| *known != segment);
     }
 
-    /// Asks a lender for a segment. A refusal is told once.
+    /// Asks a lender for a segment. The user is told of a refusal once.
     fn borrow(&self, lender: &Arc<Lender>, pages: u32) -> Result<Lent, Refused> {
         let bytes = u64::from(pages) * PAGE_BYTES;
         let none = Refused::Failed;
@@ -352,7 +353,7 @@ impl FarStore {
                 self.say_once(Said::Refused, lender, refused(address, other).to_string());
                 return Err(none);
             }
-            // Its loss is told.
+            // The lender is lost, which is told elsewhere.
             Err(_) if lender.is_lost() || lender.peer.loss().is_some() => return Err(none),
             Err(error) => {
                 self.say_once(Said::NotAsked, lender, error.to_string());
@@ -360,7 +361,7 @@ impl FarStore {
             }
         };
         if self.stop.load(Ordering::Relaxed) {
-            // Nobody would give it back.
+            // The store is being released, so no later call would release this segment.
             let _ = self.node.ask(&lender.peer, Request::Release { segment }, timing::RELEASE_TIMEOUT);
             return Err(none);
         }
@@ -383,13 +384,13 @@ impl FarStore {
                     return Err(none);
                 }
             };
-            // The lender frees it when this process has ended.
+            // Forked children must not hold the memory: the lender frees it when this process has ended.
             memory.keep_from_children();
             let pieces = memory.len().div_ceil(WARM_BYTES);
             let warm = (0..pieces).map(|_| AtomicBool::new(false)).collect();
             let window = Arc::new(Window { memory, warm });
             let base = window.base();
-            // A window that is in use would be lost from the lists, and unmapped with pages in it.
+            // A second window of a segment would replace one that is in use, and so unmap it with pages in it.
             let mut windows = lender.windows.lock();
             if windows.contains_key(&segment) {
                 drop(windows);
@@ -419,7 +420,7 @@ impl FarStore {
     }
 }
 
-/// A lender lends what it has lent to this node already.
+/// Text for a lender that lends a segment that it has lent to this node already.
 fn twice(lender: &Address, segment: u64) -> String {
     let reason = format!("it has lent segment {segment} already");
     BorrowError::WrongSegment { lender: lender.clone(), reason }.to_string()

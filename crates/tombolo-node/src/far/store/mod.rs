@@ -63,28 +63,28 @@ pub enum DeadWindows {
 /// What to borrow, and where.
 #[derive(Debug, Clone, Copy)]
 pub struct FarOptions<'a> {
-    /// Introduces this node.
+    /// The name by which this node introduces itself.
     pub name: &'a str,
-    /// The nodes to borrow from: of each one address or several, all of which are used at once.
+    /// The nodes to borrow from, each with one address or several. All addresses of a node are used at once.
     pub lenders: &'a [Vec<Address>],
-    /// How links to those at UDP addresses are protected.
+    /// How links to lenders at UDP addresses are protected.
     pub security: &'a Security,
     /// Most bytes of data; `None`: as much as the lenders have.
     pub most_bytes: Option<u64>,
-    /// At how many lenders each page is: 1 or 2.
+    /// Number of lenders that have a copy of each page: 1 or 2.
     pub copies: u8,
-    /// How long a lender over UDP may be silent before it is lost; meanwhile what is asked of it waits.
+    /// How long a lender over UDP may be silent before it is lost. What is asked of it waits meanwhile.
     pub outage: Duration,
     /// What becomes of the windows of dead lenders.
     pub dead_windows: DeadWindows,
 }
 
-/// Slots that the front end waits for in `write`.
+/// Slots that are being written for the front end.
 #[derive(Debug, Default)]
 struct Writing {
     open: HashSet<SlotId>,
     failed: Vec<SlotId>,
-    /// How many were open when something last went on, and until when the writer looks again and again.
+    /// How many slots were open when a write last went on, and until when the writer polls.
     before: usize,
     polled_until: Option<Instant>,
 }
@@ -94,12 +94,12 @@ pub struct FarStore {
     node: Arc<Node>,
     owner: Owner,
     node_events: NodeEvents,
-    /// Events of the node are dealt with in their order.
+    /// Held while events of the node are handled, so that they are handled in their order.
     in_order: Mutex<()>,
     store: Mutex<Store>,
-    /// In the order of their numbers in the store, without those that are gone for good.
+    /// The lenders, in the order of their numbers in the store, without those that are gone for good.
     lenders: RwLock<Arc<Vec<Arc<Lender>>>>,
-    /// By their first address.
+    /// The windows of all lenders, by the first address of each.
     windows: RwLock<BTreeMap<u64, Arc<Window>>>,
     copies: u8,
     most_pages: Option<u64>,
@@ -107,32 +107,33 @@ pub struct FarStore {
     /// The origin of the store's times.
     epoch: Instant,
     writing: Mutex<Writing>,
-    /// The writer sleeps, and wants to be told by `written` when all is written.
+    /// Whether the writer sleeps, and is to be woken by `written` when all is written.
     writer_sleeps: AtomicBool,
     written: OwnedFd,
     in_flight: AtomicU64,
     borrowed_peak_pages: AtomicU64,
-    /// Rounds of progress, for what need not be done in each.
+    /// Number of calls of `progress`: some of its work is done only in every `TIMER_CHECK_ROUNDS`th call.
     rounds: AtomicU32,
-    /// For the front end.
+    /// Events for the front end.
     events: EventQueue<FarEvent>,
     stop: AtomicBool,
-    /// All lenders of the beginning are there.
+    /// Whether all lenders of the beginning have been added.
     is_ready: AtomicBool,
-    /// The service thread is to look at the store.
+    /// Becomes readable when the service thread is to look at the store.
     work: OwnedFd,
     service: Mutex<Option<JoinHandle<()>>>,
-    /// How lenders are dialed and asked whether they were started again, where they may be.
+    /// How links to lenders are protected. Unset in a store that does not dial its lenders.
     security: OnceLock<Security>,
     members: Mutex<Members>,
     said: Mutex<HashSet<(Said, Address)>>,
-    /// It was said that no lender has room for copies that are wanted.
+    /// Whether the user was told that no lender has room for copies that are wanted.
     is_full_told: AtomicBool,
-    /// What lenders did that are gone, of all lives at one address.
+    /// Lenders that are gone for good, by address: one entry for all lives at an address, with their traffic.
     gone: Mutex<BTreeMap<String, FarLender>>,
 }
 
-/// What is told of a lender once, whatever its text: a lender that answers in ever other words fills nothing.
+/// Kinds of notices that are given once for each lender, whatever their text. So a lender whose answers always differ
+/// cannot fill memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Said {
     /// It refuses to lend.
@@ -143,7 +144,7 @@ enum Said {
     NotUsable,
     /// It has lent a segment that it had lent before.
     Twice,
-    /// All are on its machine.
+    /// All lenders are on its machine.
     OneHost,
 }
 
@@ -175,8 +176,8 @@ impl FarStore {
         Ok(store)
     }
 
-    /// A store over links that are up, for a node that may lend as well. A node has 16 owners of transfers in its life, and each store that
-    /// is made over it is one, also when that fails.
+    /// A store over links that are up, for a node that may lend as well. A node can have 16 owners of transfers in its
+    /// life. Each call of this takes one of them, also if it fails.
     pub fn over(
         node: Arc<Node>,
         addresses: &[Address],
@@ -206,7 +207,7 @@ impl FarStore {
         Ok(store)
     }
 
-    /// The lenders that are there from the beginning are no news.
+    /// Drops the events of lenders that are there from the beginning: they are no news.
     fn forget_lenders_said(&self) {
         self.events.retain(|event| !matches!(event, FarEvent::LenderAdded { .. }));
     }
@@ -219,7 +220,8 @@ impl FarStore {
     ) -> Result<Arc<Self>, BorrowError> {
         let most_pages = most_bytes.map(|bytes| bytes / PAGE_BYTES);
         let slots_max = most_pages.map_or(u32::MAX, |pages| u32::try_from(pages).unwrap_or(u32::MAX));
-        // What is to be given up at any moment is written by the kernel only, which can be told that it is gone.
+        // Windows that may be given up at any moment are written only by the kernel, which returns an error if they are
+        // gone.
         let has_direct_writes = dead_windows == DeadWindows::Read;
         let config =
             Config { copies, slots_max, buffers: READ_PAGES, has_direct_writes, ..Config::default() };
@@ -265,14 +267,14 @@ impl FarStore {
         Ok(store)
     }
 
-    /// Some memory can be had.
+    /// Fails if no lender has memory to lend.
     fn require_memory(&self) -> Result<(), BorrowError> {
         let lenders = self.lenders();
         let free: u64 = lenders.iter().map(|lender| lender.lendable_pages.load(Ordering::Relaxed)).sum();
         if free == 0 { Err(BorrowError::Nothing) } else { Ok(()) }
     }
 
-    /// Gives everything back, politely.
+    /// Ends the service thread, and releases all segments that are borrowed.
     pub fn release(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.ring();
@@ -318,14 +320,14 @@ impl FarStore {
         }
     }
 
-    /// `None`: it is gone for good, or was never there.
+    /// The lender with this number. `None`: it is gone for good, or there never was one.
     fn lender(&self, id: LenderId) -> Option<Arc<Lender>> {
         let lenders = self.lenders();
         lenders.binary_search_by_key(&id, |lender| lender.id).ok().map(|index| lenders[index].clone())
     }
 
-    /// A lender that is lost, and of which nothing is used any more, leaves the list and the node; what it did is kept with its earlier
-    /// lives. So one that is started again and again fills nothing.
+    /// Removes a lender from the list and from the node if it is lost and none of its memory is used any more. Its
+    /// traffic is added to that of its earlier lives. So a lender that is started again and again does not fill memory.
     fn forget_if_gone(&self, lender: &Lender) {
         let status = self.store.lock().lender(lender.id);
         let Some(status) = status.filter(|status| status.is_drained && lender.is_lost()) else { return };
@@ -342,7 +344,7 @@ impl FarStore {
             known.traffic.pages_read += status.traffic.pages_read;
             known.traffic.pages_written += status.traffic.pages_written;
         }
-        // The lock ends with the statement.
+        // The lock is released at the end of this statement.
         let windows = std::mem::take(&mut *lender.windows.lock());
         for window in windows.into_values() {
             self.windows.write().remove(&window.base());
@@ -350,7 +352,7 @@ impl FarStore {
         self.node.forget(&lender.peer);
     }
 
-    /// Drives the node, and deals with what came of it.
+    /// Drives the node, and handles the events that come of it.
     fn drive(&self, work: impl FnOnce(&Node)) {
         self.node_events.attend(|| work(&self.node), |_| self.take_node_events());
     }
@@ -373,11 +375,11 @@ impl FarStore {
             }
         }
         self.carry_out();
-        // What was posted goes now: it may be long until somebody drives the node.
+        // Send what was posted: it may be long until another thread drives the node.
         self.node.pump();
     }
 
-    /// A peer is lost for good.
+    /// Handles the loss of a peer that is a lender.
     fn peer_lost(&self, peer: PeerId, reason: LossReason) {
         let found = self.lenders().iter().find(|lender| lender.peer.id == peer).cloned();
         let Some(lender) = found.filter(|lender| !lender.is_lost.swap(true, Ordering::SeqCst)) else {
@@ -403,7 +405,7 @@ impl FarStore {
             }
         }
         self.carry_out();
-        // A drained lender may go.
+        // The loss of a drained lender is no news.
         if before.is_none_or(|before| before.borrowed_pages > 0 || !before.is_drained) {
             self.notify(FarEvent::LenderLost {
                 lender: lender.address().to_string(),

@@ -16,12 +16,12 @@ use crate::driver::node::Node;
 use crate::far::front::{Arrived, FarEvent, FarLender, FarLink, FarMemory, FarStatus, Staging, Written};
 
 impl FarStore {
-    /// Lenders whose links carry packets, if they are there.
+    /// The lenders without windows: their links carry packets.
     fn remote(&self) -> Vec<Arc<Lender>> {
         self.lenders().iter().filter(|lender| !lender.is_windowed).cloned().collect()
     }
 
-    /// Computes the checksums of slots while lenders are at work.
+    /// Computes the checksums of slots while the lenders are storing them.
     fn sum_up(&self, slots: &[(SlotId, u32)]) {
         let checksum = |&(slot, staged): &(SlotId, u32)| {
             (slot, self.checksum(u64::from(READ_PAGES + staged) * PAGE_BYTES))
@@ -78,7 +78,7 @@ impl FarMemory for FarStore {
         self.store.lock().write(&pieces);
         self.carry_out();
         self.drive(Node::pump);
-        // Where all is copied by the kernel, no link can damage it.
+        // If all pages are copied by the kernel, no link can damage them.
         if !self.is_windowed() {
             self.sum_up(slots);
         }
@@ -110,7 +110,7 @@ impl FarMemory for FarStore {
     }
 
     fn wait_written(&self, timeout: Duration) {
-        // Before sleeping: what drives lazily leaves answers behind.
+        // Before sleeping, send what threads that drive the links lazily have left unsent.
         let remote = self.remote();
         for lender in &remote {
             self.node.flush(&lender.peer);
@@ -162,7 +162,7 @@ impl FarMemory for FarStore {
     }
 
     fn finish_losses(&self) {
-        // A loss is dealt with while this is locked: its pages are lost before it is told.
+        // A loss is handled under this lock, and its event is queued after its pages are marked as lost.
         drop(self.in_order.lock());
     }
 
@@ -179,7 +179,7 @@ impl FarMemory for FarStore {
     }
 
     fn sleep_time(&self) -> Option<Duration> {
-        // Where only further links are left, others wait at them.
+        // A lost first link is skipped: other threads wait at the further links.
         for lender in self.lenders().iter().filter(|lender| !lender.is_windowed && !lender.is_lost()) {
             if lender.peer.has_link() && self.node.arm(&lender.peer).unwrap_or(false) {
                 return Some(Duration::ZERO);
@@ -214,7 +214,7 @@ impl FarMemory for FarStore {
         list.splice(0..0, self.gone.lock().values().cloned());
         let most = match self.copies {
             1 => lendable,
-            // The second copies have to be at others than the largest.
+            // The second copies of the pages at the largest lender have to be at the others.
             _ => (lendable / 2).min(lendable - largest),
         };
         let store = self.store.lock();

@@ -21,33 +21,33 @@ use crate::far::front::FarEvent;
 /// Why a lender cannot be added or drained.
 #[derive(Debug, thiserror::Error)]
 pub enum LenderError {
-    /// There is none of that name or address.
+    /// No lender has that name or address.
     #[error("no lender is called `{0}` or listens there")]
     Unknown(String),
-    /// There are several of that name.
+    /// Several lenders have that name.
     #[error("several lenders are called `{0}`: name one by its address: {1}")]
     Several(String, String),
-    /// It is one already.
+    /// The node is a lender already.
     #[error("{0} is a lender already")]
     Known(Address),
-    /// It is the only one.
+    /// It is the only lender.
     #[error("{0}")]
     NoOther(#[from] NoOtherLender),
-    /// It cannot be borrowed from.
+    /// The node cannot be borrowed from.
     #[error("{0}")]
     Borrow(#[from] BorrowError),
 }
 
-/// Who is borrowed from, as it was named.
+/// The lenders that the user has named, with their addresses.
 #[derive(Debug, Default)]
 pub(super) struct Members {
     pub(super) roster: Roster,
-    /// The addresses of each.
+    /// The addresses of each member.
     ways: Vec<Vec<Address>>,
 }
 
 impl Members {
-    /// The first one that has one of these addresses.
+    /// The first member that has one of these addresses.
     fn find(&self, ways: &[Address]) -> Option<MemberId> {
         let has = |known: &Vec<Address>| ways.iter().any(|way| known.contains(way));
         self.ways.iter().position(has).map(|index| MemberId(index as u32))
@@ -70,7 +70,7 @@ impl FarStore {
         Ok(())
     }
 
-    /// A lender was reached at the wish of the user.
+    /// Notes a lender that was reached because the user has named it.
     pub(super) fn came(&self, ways: &[Address], lender: LenderId) {
         let (now_ns, has_address) = (self.now_ns(), self.security.get().is_some());
         let mut members = self.members.lock();
@@ -92,22 +92,22 @@ impl FarStore {
         self.note_if_lost(lender);
     }
 
-    /// The loss of a lender may have been told before the roster knew it.
+    /// Tells the roster if a lender is lost: the loss may have been reported before the roster knew the lender.
     fn note_if_lost(&self, lender: LenderId) {
         if self.lender(lender).is_none_or(|lender| lender.is_lost()) {
             self.members.lock().roster.lost(lender);
         }
     }
 
-    /// Moves everything away from a lender, which is named by an address or its name; it ends later. One that is away is
-    /// not awaited any more.
+    /// Begins to move all pages away from a lender, which is named by its name or one of its addresses. The moves end
+    /// later. A lender that is away is not awaited any more.
     pub fn drain_lender(&self, named: &str) -> Result<(), LenderError> {
         let is_meant = |lender: &Lender| {
             lender.name() == named || lender.ways.iter().any(|way| way.to_string() == named)
         };
         let all: Vec<Arc<Lender>> =
             self.lenders().iter().filter(|lender| is_meant(lender)).cloned().collect();
-        // What an earlier life had was moved away already, or is lost.
+        // The pages of an earlier life were moved away already, or are lost.
         let is_in_use = |lender: &Lender| {
             let status = self.store.lock().lender(lender.id);
             !lender.is_lost()
@@ -134,7 +134,8 @@ impl FarStore {
         Ok(())
     }
 
-    /// Awaits no more the members that have this address or were one of these lenders, and are away. False: there is none.
+    /// Stops awaiting the members that are away and have this address or one of the addresses of these lenders. False:
+    /// there is no such member.
     fn dismiss_awaited(&self, named: &str, lost: &[Arc<Lender>]) -> bool {
         let mut members = self.members.lock();
         let is_named = |ways: &&Vec<Address>| {
@@ -153,7 +154,7 @@ impl FarStore {
         !awaited.is_empty()
     }
 
-    /// A lender is about to end: everything is moved away from it, if there is another one.
+    /// Begins to move all pages away from a lender that is about to end, if there is another lender.
     fn leave(&self, lender: LenderId) {
         let has_begun = {
             let mut store = self.store.lock();
@@ -169,7 +170,7 @@ impl FarStore {
             has_begun
         };
         if !has_begun {
-            // It comes again, for as long as the lender is there.
+            // The roster repeats this action as long as the lender is there.
             let has_something = self.store.lock().lender(lender).is_some_and(|status| status.used_pages > 0);
             if let Some(lender) = self.lender(lender).filter(|_| has_something)
                 && !lender.is_end_told.swap(true, Ordering::Relaxed)
@@ -194,7 +195,7 @@ impl FarStore {
         self.warn_of_few_lenders();
     }
 
-    /// Carries out what the roster wants.
+    /// Carries out the actions of the roster.
     fn run_roster(self: &Arc<Self>) {
         loop {
             let action = self.members.lock().roster.poll(self.now_ns());
@@ -207,7 +208,7 @@ impl FarStore {
                 }
                 Some(RosterAction::Leave(lender)) => self.leave(lender),
                 Some(RosterAction::Drain(lender)) => {
-                    // Where no other is there for what it has, it stays until one is.
+                    // If no other lender can take its pages, it stays until one can.
                     let has_begun = self.store.lock().drain(lender).is_ok();
                     self.members.lock().roster.drains(self.now_ns(), lender, has_begun);
                     self.carry_out();
@@ -217,7 +218,7 @@ impl FarStore {
                         neighbourhood::close(&*self.node, &lender.peer, LossReason::Restarted);
                     }
                 }
-                // These take long.
+                // These actions take long, so each gets a thread.
                 Some(action @ (RosterAction::Dial(_) | RosterAction::AskWho(..))) => {
                     let weak = Arc::downgrade(self);
                     let started = std::thread::Builder::new().name("probe".into()).spawn(move || {
@@ -233,7 +234,8 @@ impl FarStore {
         }
     }
 
-    /// Asks a lender whether it is about to end: on its thread, or on another while that one waits for memory, which may be long.
+    /// Asks a lender whether it is about to end, on the lender's thread. While that thread waits for memory, which may
+    /// be long, another thread asks.
     fn ask_whether_ending(self: &Arc<Self>, lender: &Arc<Lender>) {
         if !lender.is_asked_for_memory.load(Ordering::Relaxed) {
             return lender.give(Job::AskWhetherEnding);
@@ -249,7 +251,7 @@ impl FarStore {
         }
     }
 
-    /// Looks who is at a member's address.
+    /// Dials a member, or asks which node answers at its address.
     fn probe(self: &Arc<Self>, action: RosterAction) {
         let (mut reached, mut who) = (None, Who::Unknown);
         let is_stopping = self.stop.load(Ordering::Relaxed);
@@ -283,7 +285,7 @@ impl FarStore {
         }
     }
 
-    /// One round of keeping the links alive and noticing those that are not.
+    /// One round of the service thread: keeps links alive and notices silent lenders. False: the thread is to end.
     pub(super) fn look_after(self: &Arc<Self>) -> bool {
         if self.stop.load(Ordering::Relaxed) {
             return false;
@@ -291,7 +293,7 @@ impl FarStore {
         self.drive(|node| _ = node.tick());
         self.note_suspects();
         self.run_roster();
-        // Nobody polls the links with windows for packets: there are none.
+        // The front end does not poll links with windows, because no packets come by them.
         let lenders = self.lenders();
         let windowed: Vec<&Arc<Lender>> =
             lenders.iter().filter(|lender| lender.is_windowed && !lender.is_lost()).collect();
@@ -303,14 +305,14 @@ impl FarStore {
         self.carry_out();
         self.note_copies_without_room();
         self.drive(Node::pump);
-        // What the roster wants is done within `WINDOWS_MAX_SLEEP` of its time.
+        // Actions of the roster are carried out within `WINDOWS_MAX_SLEEP` of their time.
         let deadline = self.store.lock().next_deadline();
         let sleep = deadline.map_or(timing::WINDOWS_MAX_SLEEP, |at_ns| {
             Duration::from_nanos(at_ns.saturating_sub(self.now_ns()))
                 .clamp(timing::FAR_STORE_MIN_SLEEP, timing::WINDOWS_MAX_SLEEP)
         });
         let links = windowed.iter().map(|lender| lender.peer.link.descriptor());
-        // Threads that ask lenders drive links, too.
+        // Threads that ask lenders drive links, too, so events may come without this thread.
         let descriptors: Vec<_> = links.chain([self.work.as_fd(), self.node_events.as_fd()]).collect();
         let _ = event::wait_readable(&descriptors, Some(sleep));
         let _ = rustix::io::read(&self.work, &mut [0u8; 8]);
@@ -326,7 +328,7 @@ impl FarStore {
             let silent_for = lender.silence.lock().note(is_suspect, Instant::now());
             let may_be_left = lender.is_windowed && self.dead_windows == DeadWindows::Read;
             if may_be_left && silent_for >= self.node.fabric.outage() && self.has_another(lender.id) {
-                // What it has lent is read from here until that is elsewhere.
+                // The memory that it has lent can be read here until the pages have been copied to other lenders.
                 neighbourhood::close(&*self.node, &lender.peer, LossReason::Silent(silent_for));
                 continue;
             }
@@ -339,8 +341,9 @@ impl FarStore {
         self.carry_out();
     }
 
-    /// Whether other lenders that answer, and are to stay, have room for what one has. Where they have not, nothing is won by giving up one
-    /// whose memory is here: a link by shared memory is lost only by the end of its process.
+    /// Whether other lenders that answer, and are to stay, have room for the pages of this one. If not, nothing is
+    /// gained by giving up a lender whose memory is mapped here: a link by shared memory is lost only when its process
+    /// ends.
     fn has_another(&self, id: LenderId) -> bool {
         let lenders = self.lenders();
         let store = self.store.lock();
@@ -355,7 +358,7 @@ impl FarStore {
         room_pages > store.lender(id).map_or(0, |status| status.used_pages)
     }
 
-    /// Says once, until a lender comes, that copies are wanted for which no lender has room.
+    /// Tells the user that copies are wanted for which no lender has room: once, until another lender comes.
     fn note_copies_without_room(&self) {
         if self.is_full_told.load(Ordering::Relaxed) {
             return;
@@ -364,7 +367,7 @@ impl FarStore {
             let store = self.store.lock();
             (store.without_room(), u64::from(store.used()))
         };
-        // Slots that come and go are not worth a word.
+        // A few such slots come and go, and are not worth a notice.
         if pages == 0 || pages < used / 256 || self.is_full_told.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -379,7 +382,7 @@ impl FarStore {
         )));
     }
 
-    /// Fewer lenders than copies: the end of one would lose what it has.
+    /// Warns if there are fewer lenders than copies, because the end of one would lose the pages that it has.
     pub(super) fn warn_of_few_lenders(&self) {
         let usable = {
             let lenders = self.lenders();
@@ -402,7 +405,7 @@ impl FarStore {
         }
     }
 
-    /// How a lender is, for messages.
+    /// The state of a lender, for messages.
     pub(super) fn state_of(&self, id: LenderId) -> &'static str {
         match self.store.lock().lender(id) {
             Some(status) => match (status.state, status.is_suspect) {
