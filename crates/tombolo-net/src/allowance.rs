@@ -357,7 +357,8 @@ mod tests {
         ] {
             let reason = all.apply(wanted.clone(), Some(Whom::User(1000))).unwrap_err();
             assert!(reason.starts_with(what) && reason.contains("tombolo net set web"), "{reason}");
-            // The owner's user may ask for these. What the file says takes precedence.
+            // `None`: the owner's user or root attaches the port, and may ask for any of these. But what the file
+            // says of the port takes precedence.
             assert_eq!(all.apply(wanted, None).unwrap().weight, 2);
         }
         let mut spoofing = port("web");

@@ -149,7 +149,7 @@ impl Attached {
                 );
             }
             if let Err(error) = self.device.set_segment_bytes(*segment_bytes_max) {
-                tracing::warn!(%error, "others wait for longer segments of this port");
+                tracing::warn!(%error, "longer segments of this port are cut by the owner, which takes processor time");
             }
             self.plug(*has_carrier);
         }

@@ -147,9 +147,9 @@ fn what_was_dropped(pager: &Pager, batch: &Batch, drops: &[(Page, u32)], thread:
     }
     done.dropped += 1;
     let range = (Space::address(page), Space::address(page + 1));
-    // The agent was killed while it waited for the kernel's event to be read. The event is gone then, and so is the page. A
-    // drop by the program would have sent an event. If an event of this range was read, it is not known whether it was the
-    // agent's.
+    // The page is gone. If no event of this range was read, the agent dropped it: it was killed while it waited for
+    // its event to be read, and that took the event away. (A drop by the program would have been read.) If one was
+    // read, it may have been the agent's or the program's: the page is doubtful.
     let is_its_own = table.own_drops.contains(&range);
     // From now on, an event of this range is the program's.
     table.own_drops.retain(|own| *own != range);

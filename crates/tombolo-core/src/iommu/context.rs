@@ -1,4 +1,4 @@
-//! What is known of one domain's memory.
+//! The accesses and touches of one domain's memory, and what is remembered of its faults.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,26 +10,27 @@ use super::{Config, PAGE_BYTES};
 use crate::rdma::Time;
 use crate::wakes::Wake;
 
-/// Pages that a run of faults brings in at once, at most: 256 KiB.
+/// Most pages that a run of faults brings in at once: 256 KiB.
 const MAX_AHEAD_PAGES: u64 = 64;
-/// Refusals that are remembered, at most. Beyond, a page is touched once more.
+/// Most refusals that are remembered. If one is forgotten, its page is touched once more.
 const MAX_DENIED: usize = 64;
-/// Slots whose blocks' pauses are counted, at most: those of four peers, at both ends. Beyond, those that had their pages at once are
-/// forgotten, or all.
+/// Most slots whose blocks' pauses are counted: the slots of four peers, at both ends. Beyond this, slots whose
+/// pages have never left again are forgotten, and all slots if that is not enough.
 const MAX_PAUSED: usize = 8192;
 
-/// The fault registers of a context, named as those of FAULT §3.2.1. They hold the first fault since they were cleared.
+/// The fault registers of a context, named as in FAULT §3.2.1. They describe the first fault since they were
+/// cleared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultRegisters {
-    /// FSR.TF: a page was not present, nothing is mapped there, or its page cannot be had.
+    /// FSR.TF: a page was not present, was not mapped, or could not be had.
     pub translation_fault: bool,
     /// FSR.PF: an access was not permitted.
     pub permission_fault: bool,
-    /// FSR.MULTI: there was another fault after the one that the others tell of.
+    /// FSR.MULTI: there was another fault after the one that the other registers describe.
     pub multiple: bool,
-    /// FAR: where.
+    /// FAR: the address of the fault.
     pub address: u64,
-    /// FSYNR.WNR: by a write (at a destination), not a read (at a source).
+    /// FSYNR.WNR: the fault was by a write (at a destination), not by a read (at a source).
     pub write_not_read: bool,
 }
 
@@ -49,23 +50,23 @@ impl FaultRegisters {
     }
 }
 
-/// Pages that are being brought in, or are to be.
+/// A touch: pages that are being brought in, or are to be.
 #[derive(Debug)]
 pub(super) struct Touch {
     pub(super) first_page: u64,
     pub(super) end_page: u64,
-    /// Start and end of the range that they lie in: it need not begin or end with a page.
+    /// Start and end of the range that the pages lie in. The range need not begin or end at a page boundary.
     pub(super) range: (u64, u64),
     pub(super) right: Right,
     pub(super) since: Time,
-    /// It took too long: nobody waits for it any more.
+    /// The touch took too long: no access waits for it any more.
     pub(super) is_overdue: bool,
     pub(super) patience: Patience,
-    /// Nobody waited for it when it was begun.
+    /// No access waited for the touch when it was begun.
     pub(super) is_ahead: bool,
     pub(super) waiting: Vec<AccessId>,
-    /// Those of them that came while the caller carried it out already: where it fails, they look for themselves, since the memory may
-    /// have changed.
+    /// Those waiting accesses that came while the caller was carrying the touch out. If the touch fails, they look
+    /// for absent pages themselves, since the memory may have changed.
     pub(super) late: Vec<AccessId>,
 }
 
@@ -79,53 +80,56 @@ impl Touch {
 /// Pauses of one block.
 #[derive(Debug)]
 struct Pauses {
-    /// Which block of its slot.
+    /// Distinguishes successive blocks of the slot.
     sequence: u32,
-    /// The page of the latest one.
+    /// The page of the latest pause.
     page: u64,
-    /// How many were at a page no higher than that of the pause before: it had been brought in and has left again, or did not come.
+    /// Number of pauses at a page no higher than that of the pause before. That page had been brought in and has
+    /// left again, or did not come.
     gone: u32,
 }
 
-/// A translation context.
+/// A translation context: the state of one domain's memory.
 #[derive(Debug, Default)]
 pub(super) struct Context {
-    /// Accesses of it that are not over.
+    /// Accesses of this context that are not over.
     pub(super) accesses: BTreeSet<AccessId>,
-    /// Attempts that were given up and have not come back.
+    /// Attempts that were given up and have not ended, each with the start of its range.
     pub(super) overdue: BTreeMap<AccessId, u64>,
     pub(super) touches: BTreeMap<TouchId, Touch>,
     /// Touches that the caller has not been asked for yet.
     pub(super) queued: VecDeque<TouchId>,
     /// Touches that the caller carries out.
     pub(super) running: usize,
-    /// Bytes of accesses that stall.
+    /// Bytes of accesses that stall or are forced.
     pub(super) held_bytes: u64,
-    /// Bytes of accesses whose attempt may bring pages in.
+    /// Bytes of accesses whose attempts may bring pages in.
     pub(super) bringing_bytes: u64,
-    /// Ranges that are being taken back, by where they begin.
+    /// Ranges that are being released, by their start.
     pub(super) releasing: BTreeMap<u64, u64>,
     /// Lower bound of the times at which an attempt or a touch takes too long.
     pub(super) wake: Wake,
     pub(super) registers: FaultRegisters,
-    /// Blocks whose pages could not be brought while their senders were refused, until when that is remembered. Others find
-    /// out for themselves: the memory may have changed.
+    /// Paused blocks whose pages could not be brought in, why not, and until when that is remembered. Other blocks
+    /// find out for themselves, since the memory may have changed.
     denied: VecDeque<(FaultSource, End, Unreached, Time)>,
-    /// Pauses of the blocks whose senders were refused because a page was absent, the latest block of each slot (node, number, end).
+    /// Pauses of blocks whose senders were refused because a page was absent. Each slot (node, number, end) has the
+    /// pauses of its latest block.
     paused: Lookup<(u32, u16, End), Pauses>,
-    /// Where the last run of faults goes on, and how many pages it brings in.
+    /// The page at which the last run of faults is expected to go on, and the number of pages that it brings in.
     run: (u64, u64),
 }
 
 impl Context {
-    /// What brings a page in, if something does. Not what goes ahead: its other pages may take longer.
+    /// The touch that brings a page in, if any. Touches ahead do not count: their other pages may take longer.
     pub(super) fn touch_of(&self, page: u64, right: Right) -> Option<TouchId> {
         let mut touches = self.touches.iter().filter(|(_, touch)| !touch.is_ahead);
         touches.find(|(_, touch)| touch.covers(page, right)).map(|(id, _)| *id)
     }
 
-    /// The pages to bring in for an access that met these absent ones, first and end: none that it does not need, since it
-    /// waits for all of them. And those behind them that nobody waits for.
+    /// Chooses the pages to bring in for an access that has met the pages `absent`, as first and end. The first
+    /// pair are the pages that the access waits for, so it has none that the access does not need. The second pair,
+    /// if any, are the pages behind them, for which no access waits.
     pub(super) fn chosen(&mut self, access: &Access, absent: u32) -> ((u64, u64), Option<(u64, u64)>) {
         let first = access.first_page() + u64::from(absent.trailing_zeros());
         let last = access.first_page() + u64::from(u32::BITS - absent.leading_zeros());
@@ -139,10 +143,10 @@ impl Context {
                 let (expected, ahead) = self.run;
                 let goes_on = expected != 0 && (expected..expected + MAX_AHEAD_PAGES).contains(&first);
                 let ahead = if goes_on { (ahead * 2).clamp(1, MAX_AHEAD_PAGES) } else { 0 };
-                // No page is touched that lies outside of what is registered.
+                // No page outside the registered range is touched.
                 let end = (last + ahead).min(access.range_end.div_ceil(PAGE_BYTES)).max(last);
                 self.run = (end, ahead.max(last - first));
-                // One that does not come holds up one touch, and no more follow.
+                // Only one touch ahead at a time: if its pages do not come, no further touch is held up.
                 let may_go_ahead = end > last && self.touches.values().all(|touch| !touch.is_ahead);
                 ((first, last), may_go_ahead.then_some((last, end)))
             }
@@ -156,7 +160,7 @@ impl Context {
         self.denied.push_back((access.by, access.end, refusal, until));
     }
 
-    /// Why a page of this block could not be brought a moment ago. It is said once.
+    /// Takes out the reason why a page of this block could not be brought in a moment ago, if that is remembered.
     pub(super) fn take_denial(&mut self, now: Time, access: &Access) -> Option<Unreached> {
         while self.denied.front().is_some_and(|(.., until)| *until <= now) {
             self.denied.pop_front();
@@ -167,16 +171,16 @@ impl Context {
         self.denied.remove(known).map(|(.., refusal, _)| refusal)
     }
 
-    /// An access of this block went well: its pages can be had.
+    /// Forgets the refusals of a block whose access has succeeded, because its pages can be had.
     pub(super) fn went_well(&mut self, access: &Access) {
         self.denied.retain(|(by, end, ..)| (*by, *end) != (access.by, access.end));
-        // Of a block that comes in packets, others may meet absent pages still.
+        // Other packets of the block may still meet absent pages: then its pauses stay counted.
         if access.copied_bytes >= access.length_bytes {
             self.paused.remove(&slot(access));
         }
     }
 
-    /// A block is paused until this page has been brought in.
+    /// Counts a pause of a block until this page has been brought in.
     pub(super) fn note_paused(&mut self, access: &Access, page: u64) {
         let slot = slot(access);
         if self.paused.len() >= MAX_PAUSED && !self.paused.contains_key(&slot) {
@@ -194,18 +198,18 @@ impl Context {
         pauses.page = page;
     }
 
-    /// How often pages that this block was paused for had gone again.
+    /// Number of this block's pauses for pages that had left again.
     pub(super) fn pages_gone(&self, access: &Access) -> u32 {
         let pauses = self.paused.get(&slot(access)).filter(|pauses| pauses.sequence == access.by.sequence);
         pauses.map_or(0, |pauses| pauses.gone)
     }
 
-    /// Whether the context has as many touches as it may: then further accesses are sent away.
+    /// Whether the context has as many touches as it may. If so, further accesses are turned away.
     pub(super) fn is_full(&self, config: &Config) -> bool {
         self.touches.len() >= config.max_touches
     }
 
-    /// Whether no page comes any more: all touches that may run at once take too long.
+    /// Whether no page is coming in any more: as many touches run as may, and all of them are overdue.
     pub(super) fn is_stuck(&self, config: &Config) -> bool {
         let mut running = self.touches.iter().filter(|(id, _)| !self.queued.contains(id));
         self.running >= config.running_touches.min(config.max_touches)
@@ -217,7 +221,7 @@ impl Context {
     }
 }
 
-/// The slot of the block that an access is of.
+/// The transaction slot and end of the block that an access belongs to.
 fn slot(access: &Access) -> (u32, u16, End) {
     (access.by.node, access.by.transaction, access.end)
 }

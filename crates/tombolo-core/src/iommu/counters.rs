@@ -1,11 +1,12 @@
-//! What the IOMMU has done.
+//! Counters and histograms of the IOMMU.
 
 use super::job::{Absence, End};
 
-/// Classes of a histogram of times: class `i` counts those below `2^i` µs, but for the class below it.
+/// Classes of a histogram of times. Class 0 counts times below 1 µs. Class `i` counts times from `2^(i-1)` µs to
+/// below `2^i` µs. The last class also counts all longer times.
 pub const TIME_CLASSES: usize = 24;
 
-/// How many took how long.
+/// A histogram of times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times(pub [u64; TIME_CLASSES]);
 
@@ -15,13 +16,14 @@ impl Times {
         self.0[class.min(TIME_CLASSES - 1)] += 1;
     }
 
-    /// How many there are.
+    /// Number of times counted.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// A time that this part of them (0 to 1) stays below, in µs; `None` if there are none.
+    /// An upper bound, in µs, of the fraction `part` (0 to 1) of the times, shortest first. `None` if there are
+    /// none.
     #[must_use]
     pub fn quantile_us(&self, part: f64) -> Option<u64> {
         let wanted = (self.count() as f64 * part).ceil() as u64;
@@ -41,37 +43,39 @@ pub struct Counters {
     pub accesses: u64,
     /// Attempts that met an absent page, by [`End`] and [`Absence`].
     pub faults: [[u64; Absence::COUNT]; End::COUNT],
-    /// Accesses whose sender was refused until the page was there.
+    /// Pauses: accesses whose sender was refused until the page is there.
     pub paused: u64,
-    /// Accesses that waited with their bytes.
+    /// Accesses that waited for a page with their bytes.
     pub stalled: u64,
-    /// Records that said what one of the last two of their source said.
+    /// Fault records that were dropped because they repeated a remembered record of their node.
     pub repeats_dropped: u64,
-    /// Records for which there was no room.
+    /// Fault records for which the queue had no room.
     pub records_lost: u64,
-    /// Times that pages were brought in.
+    /// Touches: times that one or more pages were brought in.
     pub touches: u64,
-    /// Pages that were brought in, or found there.
+    /// Pages that were brought in, or were there already.
     pub pages_touched: u64,
-    /// Of [`Self::touches`]: those that failed.
+    /// Of [`Self::touches`]: touches that failed.
     pub touches_failed: u64,
-    /// Accesses to memory that is not mapped, not allowed, or cannot be had.
+    /// Accesses to memory that is not mapped, is not allowed, or cannot be had.
     pub denied: u64,
-    /// Accesses given up because a page did not come, or a copy did not end.
+    /// Accesses given up because a page did not come in time, or a copy did not end in time.
     pub timed_out: u64,
-    /// Accesses sent away because too many pages of the domain are being brought.
+    /// Accesses turned away because the domain has as many touches as it may.
     pub busy: u64,
-    /// Of [`Self::touches`]: those by whoever attempted the access.
+    /// Of [`Self::touches`]: those by the attempt at the access itself.
     pub brought: u64,
-    /// Attempts that were withdrawn, as their pages took too long or nobody wanted them any more, or were to be.
+    /// Attempts whose withdrawal was asked for, because their pages took too long or because nobody wants them any
+    /// more.
     pub withdrawn: u64,
-    /// Accesses that were ordered without looking for absent pages, which kept going away. What an attempt that may bring pages in does so
-    /// of its own accord counts as [`Self::brought`] only.
+    /// Attempts that were told not to look for absent pages, because the pages kept leaving. An attempt that may
+    /// bring pages in and does so counts as [`Self::brought`] only.
     pub forced: u64,
-    /// From a fault to the end of the access, or, if its sender was refused meanwhile, until that was told to come again; by [`End`] and
-    /// [`Absence`].
+    /// Times from a fault to the end of its access, by [`End`] and [`Absence`]. If the sender was refused
+    /// meanwhile: to when it was told to come again. If the attempt brought its pages in: from the beginning of the
+    /// access.
     pub stall_times: [[Times; Absence::COUNT]; End::COUNT],
-    /// From the beginning to the end of bringing pages in.
+    /// Times from the beginning to the end of bringing pages in.
     pub touch_times: Times,
 }
 
@@ -80,7 +84,7 @@ impl Counters {
         self.stall_times[end as usize][kind as usize].note(ns);
     }
 
-    /// How long faults at an end took, of all kinds.
+    /// Times of faults at an end, of all kinds of absence.
     #[must_use]
     pub fn stall_times_at(&self, end: End) -> Times {
         let mut sum = Times::default();
@@ -92,7 +96,7 @@ impl Counters {
         sum
     }
 
-    /// Faults at an end, of all kinds.
+    /// Number of faults at an end, of all kinds of absence.
     #[must_use]
     pub fn faults_at(&self, end: End) -> u64 {
         self.faults[end as usize].iter().sum()

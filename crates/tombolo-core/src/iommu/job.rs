@@ -1,29 +1,29 @@
-//! Accesses to a program's memory, and how they can go.
+//! Accesses to a program's memory: their parameters, their outcomes, and the actions for the caller.
 
 use tombolo_wire::{NackCode, Refusal};
 
-/// A translation context: the memory of one domain. The caller chooses the numbers, and uses none twice.
+/// Identifies a translation context: the memory of one domain. The caller chooses the numbers and never reuses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContextId(pub u64);
 
-/// An access under way. Never given twice.
+/// Identifies an access. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AccessId(pub u64);
 
-/// Pages that are being brought in. Never given twice.
+/// Identifies a touch: pages that are being brought in. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TouchId(pub u64);
 
-/// What is done with the bytes.
+/// Whether an access reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
-    /// They are read.
+    /// The bytes are read.
     Read,
-    /// They are written.
+    /// The bytes are written.
     Write,
 }
 
-/// What an access is part of.
+/// The end of a block that an access reads or writes, or the other operation that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
     /// The source of a block (FAULT §3.2.2).
@@ -39,10 +39,10 @@ pub enum End {
 impl End {
     /// Number of ends.
     pub const COUNT: usize = 4;
-    /// All of them, in the order of their numbers.
+    /// All values, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT] = [Self::Source, Self::Destination, Self::Notification, Self::Atomic];
 
-    /// Its name in counters.
+    /// The end's name in counters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -57,24 +57,24 @@ impl End {
 /// Why a page was absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
-    /// There was none: the program never touched it, or a pager (userfaultfd) has moved it away.
+    /// No page was there: the program never touched it, or a pager (userfaultfd) has moved it away.
     Missing,
-    /// The kernel had swapped it out.
+    /// The kernel had swapped the page out.
     Swapped,
-    /// It was shared after a fork, or the kernel's page of zeros.
+    /// The page was shared after a fork, or was the kernel's zero page.
     CopyOnWrite,
-    /// A pager (userfaultfd) has protected it from writes.
+    /// A pager (userfaultfd) has protected the page from writes.
     WriteProtected,
 }
 
 impl Absence {
-    /// Number of kinds.
+    /// Number of kinds of absence.
     pub const COUNT: usize = 4;
-    /// All of them, in the order of their numbers.
+    /// All values, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT] =
         [Self::Missing, Self::Swapped, Self::CopyOnWrite, Self::WriteProtected];
 
-    /// Its name in counters.
+    /// The kind's name in counters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -86,25 +86,27 @@ impl Absence {
     }
 }
 
-/// Whose block faults: the first fields of a fault record (FAULT Table 3.2), as wide as this engine has them.
+/// Identifies the block that faults: the first fields of a fault record (FAULT Table 3.2), in the widths of this
+/// engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FaultSource {
-    /// The node that sends it.
+    /// The peer: the sender of an incoming block, the receiver of an outgoing one.
     pub node: u32,
-    /// Its transaction slot there.
+    /// The block's transaction slot at its sender.
     pub transaction: u16,
-    /// Which block in that slot.
+    /// Distinguishes successive blocks in that slot.
     pub sequence: u32,
 }
 
-/// Who decides which pages are brought in when one is absent (FAULT §3.2.1).
+/// Which pages are brought in when one is absent (FAULT §3.2.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TouchPolicy {
     /// Touch-a-page: the page that faulted.
     Page,
-    /// Touch-ahead: that many pages, from the one that faulted, but none behind the block: it waits for all of them.
+    /// Touch-ahead: this many pages from the one that faulted, but none behind the block, because the block waits
+    /// for all of them.
     Ahead(u16),
-    /// All absent pages of the block, and more along a run of faults, each time twice as many.
+    /// All absent pages of the block, and further pages ahead along a run of faults, twice as many each time.
     #[default]
     Adaptive,
 }
@@ -112,9 +114,10 @@ pub enum TouchPolicy {
 /// What becomes of an access that meets an absent page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FaultMode {
-    /// It ends, and its sender is refused: the block comes again when the page is there.
+    /// The access ends and its sender is refused. The block comes again when the page is there.
     Terminate,
-    /// It waits with its bytes, as long as not too many wait so.
+    /// The access waits and keeps its bytes, as long as all bytes that are kept so in its context stay within
+    /// `Config::max_held_bytes`. Beyond that it pauses: its sender is told to come again.
     #[default]
     Stall,
 }
@@ -131,45 +134,48 @@ pub struct FaultPolicy {
 /// One access to registered memory. It lies within one range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Whose memory.
+    /// The context whose memory is accessed.
     pub context: ContextId,
-    /// Where.
+    /// The first byte that is looked at for absent pages.
     pub address: u64,
-    /// How many bytes; at most [`super::MAX_ACCESS_BYTES`].
+    /// Number of bytes that are looked at, at most [`super::MAX_ACCESS_BYTES`].
     pub length_bytes: u32,
-    /// What is done with them.
+    /// Whether the bytes are read or written.
     pub right: Right,
-    /// What for.
+    /// What the access is for.
     pub end: End,
-    /// Whose block it is.
+    /// The block that it belongs to.
     pub by: FaultSource,
-    /// Where the range begins that it lies in.
+    /// Start of the range that the access lies in.
     pub range_start: u64,
-    /// Where that range ends.
+    /// End of that range.
     pub range_end: u64,
     /// That range's policy.
     pub policy: FaultPolicy,
-    /// How many of the bytes that are looked at are copied: a packet's, of its block.
+    /// How many of the bytes that are looked at are copied. An access for one packet looks at the packet's whole
+    /// block.
     pub copied_bytes: u32,
-    /// The sender has the bytes: pausing it costs nothing, so it never stalls here.
+    /// The bytes are still at their source. A pause costs nothing then, so the access pauses rather than stalls.
     pub is_free_to_pause: bool,
-    /// It writes to the memory of the program that asked for it. What else takes too long is given up, and its sender told; of
-    /// this one, the program is told when nobody copies any more: it may use that memory again then.
+    /// The access writes to the memory of the program that asked for it. That program may use the memory again when
+    /// it is told of the end. So if such an access takes too long, the program is told only when nobody copies any
+    /// more. Any other access that takes too long is given up, and its sender is told at once.
     pub is_of_asker: bool,
 }
 
 impl Access {
-    /// The number of the page of its first byte.
+    /// The number of the page that has the access's first byte.
     pub(super) fn first_page(&self) -> u64 {
         self.address / super::PAGE_BYTES
     }
 
-    /// The number of the page behind that of its last byte.
+    /// The number of the page after the one that has the access's last byte.
     pub(super) fn end_page(&self) -> u64 {
         (self.address + u64::from(self.length_bytes)).div_ceil(super::PAGE_BYTES).max(self.first_page() + 1)
     }
 
-    /// What the one who attempts says may be wrong: at least one page, and none that is not of the access.
+    /// Corrects a mask of absent pages that an attempt has reported: at least one page, and only pages of the
+    /// access.
     pub(super) fn pages_of(&self, pages: u32) -> u32 {
         let count = (self.end_page() - self.first_page()).min(u32::BITS.into());
         (pages & ((1_u64 << count) - 1) as u32).max(1)
@@ -185,26 +191,26 @@ impl Access {
 pub enum Reason {
     /// Nothing is mapped there.
     NotMapped,
-    /// The mapping does not allow it: a permission fault.
+    /// The mapping does not allow the access: a permission fault.
     Protected,
-    /// The mapping allows it, and its page cannot be had.
+    /// The mapping allows the access, but its page cannot be had.
     Unavailable,
     /// The page did not come in time, or the copy did not end.
     TimedOut,
-    /// The range was taken back, or its program is gone.
+    /// The range was released, or its program is gone.
     Gone,
 }
 
-/// An access ends without success, and where.
+/// Why an access failed, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreached {
     /// The first byte that could not be reached.
     pub address: u64,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// What the sender is told.
+/// The refusal that the sender is told.
 impl From<Unreached> for Refusal {
     fn from(unreached: Unreached) -> Self {
         let code = match unreached.reason {
@@ -220,69 +226,73 @@ impl From<Unreached> for Refusal {
 /// How an attempt at an access went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was carried out; the word before, if it was an atomic operation.
+    /// The access was carried out. For an atomic operation: the word's previous value.
     Done(u64),
-    /// Pages are absent, and nothing was done. Bit `i`: the page `i` behind that of the first byte.
+    /// Pages are absent, and nothing was done. Bit `i` stands for the page that lies `i` pages after that of the
+    /// first byte.
     Absent(u32, Absence),
-    /// Pages were absent, and who attempted it has brought them in and carried it out: only where it may
-    /// ([`super::Iommu::may_bring`]).
+    /// Pages were absent, and the attempt has brought them in and carried the access out. Only for an access that
+    /// may do so ([`super::Iommu::may_bring`]).
     Brought {
-        /// The word before, if it was an atomic operation.
+        /// For an atomic operation: the word's previous value.
         before: u64,
-        /// The pages that were absent. Bit `i`: the page `i` behind that of the first byte.
+        /// The pages that were absent. Bit `i` stands for the page that lies `i` pages after that of the first
+        /// byte.
         pages: u32,
-        /// Why the first of them was.
+        /// Why the first of them was absent.
         kind: Absence,
     },
-    /// It cannot be carried out; it may have been in part.
+    /// The access cannot be carried out. A part of it may have been.
     Denied(Unreached),
 }
 
 /// The next thing for the caller to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Attempt the access once more. If `is_forced`, without looking for absent pages first.
+    /// Attempt the access once more.
     Attempt {
-        /// Which.
+        /// The access.
         access: AccessId,
-        /// The thread that copies brings the pages in, since they keep going away.
+        /// Do not look for absent pages first: the pages keep leaving, so the copying thread brings them in.
         is_forced: bool,
     },
     /// Bring pages in.
     Touch {
-        /// To be said at the end.
+        /// The number to give to [`super::Iommu::touched`].
         touch: TouchId,
-        /// Whose.
+        /// The context whose pages they are.
         context: ContextId,
-        /// Where the first page begins, or the range.
+        /// Start of the first page, or of the range if that begins later.
         address: u64,
-        /// To the end of the last page, or of the range.
+        /// Number of bytes to the end of the last page, or of the range if that ends earlier.
         length_bytes: u32,
-        /// What they are for.
+        /// Whether the pages are to be read or written.
         right: Right,
     },
-    /// An attempt that may bring pages in takes long: if nothing was copied yet, nothing is to be. Say which it is
-    /// ([`super::Iommu::withdrawn`]).
+    /// Withdraw an attempt that may be waiting for pages that it brings in, unless it has begun to copy. Report
+    /// with [`super::Iommu::withdrawn`] whether that succeeded.
     Withdraw(ContextId, AccessId),
-    /// The access is over: it was carried out.
+    /// The access is over: it was carried out. For an atomic operation: the word's previous value.
     Done(AccessId, u64),
     /// The access is over: it cannot be carried out.
     Refuse(AccessId, Unreached),
-    /// The access is over, for now: there are too many. Its sender is to come again later.
+    /// The access is over, because too many are under way: its sender is to come again later.
     Busy(AccessId),
-    /// Pages are absent: the sender is refused, and is to come again. [`Action::Ready`] may follow.
+    /// Pages are absent: refuse the sender, which is to come again. The access ends later, with [`Action::Ready`]
+    /// or [`Action::Forget`].
     Pause {
-        /// Which.
+        /// The access.
         access: AccessId,
         /// The first absent page.
         address: u64,
-        /// All of them. Bit `i`: the page `i` behind the first.
+        /// All absent pages. Bit `i` stands for the page that lies `i` pages after the first absent one.
         missing: u32,
     },
-    /// The access is over, after an [`Action::Pause`]: its sender may come again at once.
+    /// The access is over after an [`Action::Pause`]: tell its sender to come again at once.
     Ready(AccessId),
-    /// The access is over, after an [`Action::Pause`]: its sender comes again in its own time.
+    /// The access is over after an [`Action::Pause`]: its sender comes again in its own time.
     Forget(AccessId),
-    /// A range that was taken back is not touched any more (true), or an access to it does not end.
+    /// The release of the range that begins at this address is over. `true`: no access touches the range any more.
+    /// `false`: an access to it was given up and has not ended.
     Released(ContextId, u64, bool),
 }

@@ -1,9 +1,9 @@
 //! The IOMMU: accesses to programs' own memory, whose pages may be absent (FAULT ch. 3).
 //!
-//! **What.** Memory is registered, and never pinned. Each access (the source of a block, its destination, the words of a
-//! notification, an atomic operation) is attempted by somebody who looks for absent pages first. If there are
-//! some, that is a *fault*: it is noted in a queue, its pages are brought in by somebody else, and the access
-//! goes on then. Nothing else waits for that.
+//! **What.** Memory is registered, and never pinned. The caller has a thread attempt each access (the source of a
+//! block, its destination, the words of a notification, an atomic operation). The attempt first looks for absent
+//! pages. Absent pages are a *fault*: it is recorded in a queue, another thread brings the pages in, and then the
+//! access is attempted again. No other access waits for that.
 //!
 //! ```text
 //!                       ┌─────────────────────────── pages are there (stall) ─────────────┐
@@ -14,17 +14,19 @@
 //!         Done, Refuse                                                                  Ready: it comes again
 //! ```
 //!
-//! **Why.** The page tables are the kernel's, which tells nobody when a page goes. So what was present a moment ago is never
-//! remembered here: whoever attempts an access asks the kernel (one call for all pages of the range). A page that goes in
-//! between is brought in by the attempt itself, which is slower and as right.
+//! **Why.** The page tables are the kernel's, and the kernel does not report that a page leaves. So this machine
+//! never remembers that a page was present: each attempt asks the kernel (one call for all pages of the range). If
+//! a page leaves between the question and the copying, the copying itself brings it in, which is slower but as
+//! correct.
 //!
-//! **Pages that come at once.** Most absent pages take microseconds, less than telling of them. So an attempt may bring its pages in
-//! itself, as long as it holds up nobody: what it has done is told with its end ([`Outcome::Brought`]). If that takes long, it is
-//! withdrawn, and its sender is told; and what waits with its bytes so is bounded, as other accesses that wait are.
+//! **Pages that come at once.** Most absent pages come within microseconds, sooner than a report of them would be
+//! handled. So an attempt may bring its pages in itself, as long as it holds up no other access, and reports that
+//! at its end ([`Outcome::Brought`]). If this takes long, the attempt is withdrawn and its sender is told. The
+//! bytes that wait in this way are bounded, like the bytes of other accesses that wait.
 //!
-//! **How.** As all machines: events in, actions out ([`Iommu::poll`]), and a deadline. The caller keeps the bytes of an access until it
-//! is over; each access ends with exactly one of [`Action::Done`], [`Action::Refuse`], [`Action::Busy`],
-//! [`Action::Ready`] and [`Action::Forget`].
+//! **How.** As with all machines here, events go in, actions come out ([`Iommu::poll`]), and there is a deadline.
+//! The caller keeps the bytes of an access until the access is over. Each access ends with exactly one of
+//! [`Action::Done`], [`Action::Refuse`], [`Action::Busy`], [`Action::Ready`] and [`Action::Forget`].
 
 mod context;
 mod counters;
@@ -50,37 +52,40 @@ pub use job::{
 };
 pub use queue::{FAULT_RECORDS, FaultRecord, RememberedRecords};
 
-/// A page.
+/// Size of a page.
 pub const PAGE_BYTES: u64 = 4096;
-/// Bytes of one access, at most.
+/// Most bytes of one access.
 pub const MAX_ACCESS_BYTES: u32 = 64 * 1024;
 
-/// Limits.
+/// Limits, timeouts and policies of an [`Iommu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Accesses of one context that are not over, at most.
+    /// Most accesses of one context at once.
     pub max_accesses: usize,
-    /// Touches of one context that are not over, at most.
+    /// Most touches of one context at once, queued ones included.
     pub max_touches: usize,
-    /// Touches of one context that the caller is asked for at once.
+    /// Most touches of one context that the caller carries out at once.
     pub running_touches: usize,
-    /// Bytes of accesses of one context that stall, or are forced instead of paused, at most; others pause.
+    /// Most bytes of accesses of one context that stall, or are forced instead of paused. Beyond this, blocks
+    /// pause.
     pub max_held_bytes: u64,
-    /// Bytes of accesses of one context whose attempts may bring pages in, at most.
+    /// Most bytes of accesses of one context whose attempts may bring pages in.
     pub max_bringing_bytes: u64,
-    /// An attempt that takes longer is given up, after one more chance of a quarter of that.
+    /// An attempt that takes longer is given up, after at least one more chance of a quarter of this time.
     pub attempt_timeout_ns: u64,
-    /// Pages that take longer are given up, after one more chance of a quarter of that.
+    /// A touch that takes longer is given up, after at least one more chance of a quarter of this time.
     pub touch_timeout_ns: u64,
-    /// Attempts that meet absent pages, after which one is forced.
+    /// An access is forced when more than this many of its attempts have met absent pages.
     pub max_attempts: u32,
-    /// Pauses of a block for pages that it had been paused for before, or that lie before those, after which its access is forced.
+    /// An access is forced when its block has been paused this many times for a page no higher than that of the
+    /// pause before.
     pub max_pages_gone: u32,
-    /// How long it is remembered for a block that comes again that its page cannot be brought.
+    /// How long it is remembered that a page of a paused block could not be brought in. If the block comes again
+    /// within this time, it is refused.
     pub denied_ns: u64,
-    /// Of which fault records a repeat is dropped (FAULT §3.2.3).
+    /// How many fault records of each node are remembered, so that repeats of them are dropped (FAULT §3.2.3).
     pub remembered_records: RememberedRecords,
-    /// Whether faults are handled. Off, senders come again until they give up: for tests.
+    /// Whether faults are handled. For tests: if not, senders come again until they give up.
     pub handles_faults: bool,
 }
 
@@ -103,37 +108,37 @@ impl Default for Config {
     }
 }
 
-/// Why an access was not begun. Nothing has happened.
+/// Why an access was not begun. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BeginError {
     /// There is no such context.
     #[error("the domain is closed")]
     NoContext,
-    /// An earlier access of the context does not end.
+    /// An earlier access of the context was given up and has not ended.
     #[error("the memory of the program does not answer")]
     Stuck,
-    /// Too many are under way.
+    /// Too many accesses are under way.
     #[error("too many accesses to the program's memory are under way")]
     Full,
 }
 
-/// When a range is not touched any more.
+/// Result of [`Iommu::release`]: when no access touches the range any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
     /// Now.
     Now,
     /// [`Action::Released`] says when.
     Later,
-    /// An access to it was given up, and has not ended.
+    /// An access to the range was given up and has not ended.
     Stuck,
 }
 
-/// Where an access is.
+/// State of an access.
 #[derive(Debug)]
 enum State {
     /// The caller attempts it.
     Attempting(Patience),
-    /// It waits for this touch, or for the handler (`None`).
+    /// The access waits for this touch, or for the handler (`None`).
     Waiting { touch: Option<TouchId>, is_paused: bool },
 }
 
@@ -143,15 +148,16 @@ struct Job {
     state: State,
     absent: u32,
     attempts: u32,
-    /// When it first met absent pages, and of which kind.
+    /// When the access first met absent pages, and of which kind.
     faulted_at: Option<(Time, Absence)>,
     held_bytes: u64,
     begun_at: Time,
-    /// Those of its bytes that count as [`Context::bringing_bytes`]: its attempt may bring pages in.
+    /// The bytes of this access that count in [`Context::bringing_bytes`]. Not 0 if its attempt may bring pages in.
     bringing_bytes: u64,
-    /// It is not to be made any more: why its sender is told so.
+    /// Set when the attempt is to be withdrawn: the reason that its sender is told.
     withdrawn_for: Option<Reason>,
-    /// It has come late to a touch, and looks for itself if that fails.
+    /// The access has come late to a touch once. If that touch fails, the access is attempted again instead of
+    /// refused.
     has_looked_again: bool,
 }
 
@@ -161,7 +167,7 @@ impl Job {
     }
 }
 
-/// The machine, for all domains of a node.
+/// The IOMMU: the machine for accesses to the memory of all domains of a node.
 #[derive(Debug, Default)]
 pub struct Iommu {
     config: Config,
@@ -173,27 +179,28 @@ pub struct Iommu {
     last_access: u64,
     last_touch: u64,
     wakes: Wakes<ContextId>,
-    /// For tests: contexts that were looked at for something that takes too long.
+    /// For tests: how often contexts were searched for attempts and touches that take too long.
     visits: u64,
 }
 
 impl Iommu {
-    /// Without contexts.
+    /// An IOMMU without contexts.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self { config, queue: FaultQueue::new(config.remembered_records), ..Self::default() }
     }
 
-    /// A domain has registered memory.
+    /// Opens the context of a domain that has registered memory.
     pub fn open(&mut self, context: ContextId) {
         self.contexts.entry(context).or_default();
     }
 
-    /// A domain is gone: all its accesses end, and who waits for the release of a range hears of it. Poll afterwards.
+    /// Closes the context of a domain that is gone. All its accesses end, and [`Action::Released`] follows for each
+    /// range that is being released. Poll afterwards.
     pub fn close(&mut self, context: ContextId) {
         let Some(mut closed) = self.contexts.remove(&context) else { return };
         self.wakes.forget(context, &mut closed.wake);
-        // Nobody is left to do these; what has ended is still told.
+        // Nobody is left to carry out these actions. The ends of accesses are still reported.
         self.actions.retain(|action| match action {
             Action::Attempt { access, .. } => !closed.accesses.contains(access),
             Action::Touch { context: of, .. } | Action::Withdraw(of, _) => *of != context,
@@ -219,10 +226,10 @@ impl Iommu {
         }
     }
 
-    /// Begins an access. The caller attempts it.
+    /// Begins an access. The caller then attempts it.
     ///
     /// # Errors
-    /// [`BeginError`]; nothing has begun.
+    /// [`BeginError`]. Nothing has begun.
     pub fn begin(&mut self, now: Time, access: Access) -> Result<AccessId, BeginError> {
         let context = self.contexts.get_mut(&access.context).ok_or(BeginError::NoContext)?;
         if !context.overdue.is_empty() {
@@ -264,8 +271,9 @@ impl Iommu {
         self.jobs.get(&id).is_some_and(|job| job.bringing_bytes > 0)
     }
 
-    /// An access is not to be made any more. Its attempt is withdrawn if it may be waiting for pages that it brings in: it ends at
-    /// once then, or is being made already. Poll afterwards.
+    /// Asks to withdraw the attempt of an access ([`Action::Withdraw`]), if the attempt may be waiting for pages
+    /// that it brings in. Either the attempt is withdrawn, and the access ends at once, or it is copying already
+    /// and goes on. Poll afterwards.
     pub fn withdraw(&mut self, now: Time, id: AccessId, reason: Reason) {
         let timeout_ns = self.config.attempt_timeout_ns;
         let Some(job) = self.jobs.get_mut(&id) else { return };
@@ -274,18 +282,19 @@ impl Iommu {
             return;
         }
         job.withdrawn_for = Some(reason);
-        // For the answer to the withdrawal, before the attempt is given up.
+        // Leaves time for the answer to the withdrawal before the attempt is given up.
         patience.allow_another_chance(now, timeout_ns);
         self.counters.withdrawn += 1;
         self.actions.push_back(Action::Withdraw(job.access.context, id));
     }
 
-    /// Whether an attempt could still be withdrawn: then nobody copies any more. Poll afterwards.
+    /// Reports the result of an [`Action::Withdraw`]. If the attempt could be withdrawn, nobody copies for it any
+    /// more. Poll afterwards.
     pub fn withdrawn(&mut self, now: Time, context_id: ContextId, id: AccessId, is_withdrawn: bool) {
         let Some(context) = self.contexts.get(&context_id).filter(|_| is_withdrawn) else { return };
         let known = self.jobs.get(&id).filter(|job| job.access.context == context_id);
         let address = known.map_or(0, |job| job.access.address);
-        // Of one that was given up meanwhile only that is left.
+        // If the access was given up meanwhile, only its entry in `overdue` is left.
         let reason = known.and_then(|job| job.withdrawn_for);
         if let Some(reason) = reason.or(context.overdue.contains_key(&id).then_some(Reason::TimedOut)) {
             let unreached = Unreached { address, reason };
@@ -293,13 +302,14 @@ impl Iommu {
         }
     }
 
-    /// Whether nothing is begun in a context, since an earlier access of it does not end.
+    /// Whether no access can be begun in a context, because an earlier access was given up and has not ended.
     #[must_use]
     pub fn is_stuck(&self, context: ContextId) -> bool {
         self.contexts.get(&context).is_some_and(|context| !context.overdue.is_empty())
     }
 
-    /// An attempt has ended. One that was given up, or that nobody knows, has no effect. Poll afterwards.
+    /// Reports the end of an attempt. If the access was given up or is unknown, the outcome is ignored. Poll
+    /// afterwards.
     pub fn attempted(&mut self, now: Time, context_id: ContextId, id: AccessId, outcome: Outcome) {
         let Some(context) = self.contexts.get_mut(&context_id) else { return };
         let late = context.overdue.remove(&id);
@@ -348,7 +358,8 @@ impl Iommu {
         }
     }
 
-    /// An attempt met absent pages, and has brought them in. Where they come in a row, others follow.
+    /// Counts the pages that an attempt has brought in itself. If they continue a run of faults, pages ahead are
+    /// brought in, too.
     fn brought(&mut self, now: Time, id: AccessId, access: &Access, pages: u32, kind: Absence) {
         let Some(context) = self.contexts.get_mut(&access.context) else { return };
         let pages = access.pages_of(pages);
@@ -371,7 +382,7 @@ impl Iommu {
         }
     }
 
-    /// An attempt met absent pages.
+    /// Handles an attempt that met absent pages: the access waits, pauses, is forced, or ends.
     fn absent(&mut self, now: Time, id: AccessId, access: &Access, pages: u32, kind: Absence) {
         let Some(context) = self.contexts.get_mut(&access.context) else { return };
         if context.is_releasing(access) {
@@ -394,12 +405,12 @@ impl Iommu {
         job.attempts += 1;
         job.faulted_at.get_or_insert((now, kind));
         if job.attempts > self.config.max_attempts + 1 {
-            // A forced one does not look.
+            // The last attempt was forced: nothing is left to try.
             let refusal = Unreached { address: page * PAGE_BYTES, reason: Reason::Unavailable };
             return self.finish(id, Action::Refuse(id, refusal));
         }
         let has_room = context.held_bytes + bytes <= self.config.max_held_bytes;
-        // An access that stalls goes on stalling: its bytes are held already.
+        // An access that has stalled before stalls again: its bytes are held already.
         let stalls = match access.end {
             End::Notification | End::Atomic => true,
             End::Source | End::Destination => {
@@ -416,7 +427,7 @@ impl Iommu {
             context.held_bytes += job.held_bytes;
             self.counters.stalled += u64::from(!is_forced);
         }
-        // Where pages go away as fast as they come, the copying itself brings them in, one after the other.
+        // If pages leave as fast as they come, the copying itself brings them in, one after the other.
         if is_forced {
             job.attempts = self.config.max_attempts + 1;
             job.state = State::Attempting(Patience::since(now));
@@ -450,7 +461,7 @@ impl Iommu {
         }
     }
 
-    /// The access is over.
+    /// Ends an access with this action.
     fn finish(&mut self, id: AccessId, action: Action) {
         self.actions.push_back(action);
         let Some(job) = self.jobs.remove(&id) else { return };
@@ -467,7 +478,7 @@ impl Iommu {
         }
     }
 
-    /// Says that a range is released, if nothing touches it any more.
+    /// Reports a range as released, if no attempt touches it any more except those that were given up.
     fn settle_release(&mut self, context_id: ContextId, range_start: u64) {
         let Some(context) = self.contexts.get_mut(&context_id) else { return };
         let is_touched = context.accesses.iter().any(|id| {
@@ -482,7 +493,8 @@ impl Iommu {
         }
     }
 
-    /// A range is taken back; nothing new is begun in it until it was released. Poll afterwards.
+    /// Releases a range. Accesses to it that wait are ended, and attempts are withdrawn if possible. The caller
+    /// begins no access to the range until it is released. Poll afterwards.
     pub fn release(&mut self, now: Time, context_id: ContextId, range_start: u64) -> Released {
         let Some(context) = self.contexts.get_mut(&context_id) else { return Released::Now };
         let is_stuck = context.overdue.values().any(|start| *start == range_start);
@@ -517,7 +529,8 @@ impl Iommu {
 
     /// Takes all fault records out of the queue, and decides which pages are brought in.
     fn handle_faults(&mut self, now: Time) {
-        // What faults at once waits for the same touches: none is asked for before all were looked at.
+        // Accesses that fault together wait for the same touches. So no touch is asked for before all records were
+        // handled.
         let mut begun_in = Vec::new();
         while let Some(record) = self.queue.take() {
             begun_in.extend(self.handle_record(now, &record));
@@ -528,8 +541,8 @@ impl Iommu {
         }
     }
 
-    /// Takes one fault record out of the queue, as a handler does that takes time for each (FAULT §3.2.3). Whether there was one. Call
-    /// [`Self::poll_action`] afterwards.
+    /// Takes one fault record out of the queue and handles it, for a handler that takes time for each (FAULT
+    /// §3.2.3). Returns whether there was a record. Call [`Self::poll_action`] afterwards.
     pub fn handle_fault(&mut self, now: Time) -> bool {
         let Some(record) = self.queue.take() else { return false };
         if let Some(context) = self.handle_record(now, &record) {
@@ -538,7 +551,7 @@ impl Iommu {
         true
     }
 
-    /// Decides which pages are brought in for a fault. Whose: touches of it wait.
+    /// Decides which pages are brought in for a fault. Returns the context if new touches are queued there.
     fn handle_record(&mut self, now: Time, record: &FaultRecord) -> Option<ContextId> {
         let job = self.jobs.get_mut(&record.access)?;
         let State::Waiting { touch: touch @ None, is_paused } = &mut job.state else { return None };
@@ -562,13 +575,13 @@ impl Iommu {
                         (other.access.by, other.access.end) == (access.by, access.end) && other.is_paused()
                     })
                 };
-                // Its sender comes again and again: one of these is enough.
+                // The sender sends the block again and again: one paused access of the block is enough.
                 if is_paused && known.waiting.iter().any(is_of_block) {
                     self.finish(record.access, Action::Forget(record.access));
                     return None;
                 }
                 known.waiting.push(record.access);
-                // Once: what fails twice fails.
+                // Only once for each access: if a second touch fails, the access is refused.
                 if is_running
                     && let Some(job) = self.jobs.get_mut(&record.access)
                     && !std::mem::replace(&mut job.has_looked_again, true)
@@ -607,7 +620,8 @@ impl Iommu {
         Some(record.context)
     }
 
-    /// Queues a touch of these pages, first and end, for one access and others of the same context.
+    /// Queues a touch of the pages from `first_page` to before `end_page`, for the range and right of `access`.
+    /// `waiting`: the accesses that wait for the touch. Without any, it is a touch ahead.
     fn begin_touch(
         &mut self,
         now: Time,
@@ -636,7 +650,7 @@ impl Iommu {
         Some(id)
     }
 
-    /// Asks for as many touches of a context as may run at once.
+    /// Asks the caller for queued touches of a context, up to the number that may run at once.
     fn run_touches(&mut self, context_id: ContextId, now: Time) {
         let Some(context) = self.contexts.get_mut(&context_id) else { return };
         while context.running < self.config.running_touches
@@ -660,7 +674,7 @@ impl Iommu {
         }
     }
 
-    /// Pages were brought in, or could not be. Poll afterwards.
+    /// Reports that pages were brought in, or why they could not be. Poll afterwards.
     pub fn touched(&mut self, now: Time, context_id: ContextId, id: TouchId, outcome: Result<(), Unreached>) {
         let Some(context) = self.contexts.get_mut(&context_id) else { return };
         if context.queued.contains(&id) {
@@ -709,7 +723,7 @@ impl Iommu {
         self.run_touches(context_id, now);
     }
 
-    /// Gives up what takes too long. Poll afterwards.
+    /// Gives up attempts and touches that take too long. Poll afterwards.
     pub fn expire(&mut self, now: Time) {
         let due: Vec<ContextId> = std::iter::from_fn(|| self.wakes.take_due(now)).collect();
         for id in due {
@@ -764,7 +778,8 @@ impl Iommu {
             }
             touch.is_overdue = true;
             given_up.append(&mut touch.waiting);
-            // Nobody was asked for it, and nobody wants it now.
+            // A touch that is still queued is dropped: the caller was not asked for it, and no access waits for it
+            // now.
             let is_asked_for = !context.queued.contains(touch_id);
             context.queued.retain(|queued| is_asked_for || queued != touch_id);
             is_asked_for
@@ -776,7 +791,7 @@ impl Iommu {
         }
     }
 
-    /// A page does not come in time for one that waits for it.
+    /// Gives up an access that waits, because its page does not come in time.
     fn give_up(&mut self, now: Time, access: AccessId, page: u64) {
         let Some(job) = self.jobs.get(&access) else { return };
         let State::Waiting { is_paused, .. } = job.state else { return };
@@ -785,7 +800,7 @@ impl Iommu {
         if !is_paused {
             return self.finish(access, Action::Refuse(access, refusal));
         }
-        // It comes again, and is refused then.
+        // The block comes again, and is refused then.
         let until = now.after_ns(self.config.denied_ns);
         if let Some(context) = self.contexts.get_mut(&job.access.context) {
             context.deny(&job.access, refusal, until);
@@ -799,7 +814,7 @@ impl Iommu {
         self.wakes.first()
     }
 
-    /// When something of a context has taken too long.
+    /// The earliest time at which an attempt or a touch of a context takes too long.
     fn first_due(&self, id: ContextId) -> Option<Time> {
         let context = self.contexts.get(&id)?;
         let attempts = context.accesses.iter().filter_map(|id| match self.jobs.get(id)?.state {
@@ -822,14 +837,14 @@ impl Iommu {
         self.actions.pop_front()
     }
 
-    /// The next action, as [`Self::poll`] gives it, but records in the fault queue stay there: a handler that needs time for each takes
-    /// them by [`Self::handle_fault`].
+    /// The next action. Unlike [`Self::poll`], this leaves records in the fault queue, for a handler that takes
+    /// time for each ([`Self::handle_fault`]).
     #[must_use = "an action that is not carried out is lost"]
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Faults that wait for the handler.
+    /// Number of fault records that wait for the handler.
     #[must_use]
     pub fn waiting_faults(&self) -> usize {
         self.queue.len()
@@ -841,14 +856,14 @@ impl Iommu {
         self.contexts.get(&context).map(|context| context.registers)
     }
 
-    /// Clears the fault registers of a context, as software does that has read them.
+    /// Clears the fault registers of a context, as software does after it has read them.
     pub fn clear_registers(&mut self, context: ContextId) {
         if let Some(context) = self.contexts.get_mut(&context) {
             context.registers = FaultRegisters::default();
         }
     }
 
-    /// What was done so far.
+    /// Counts since the start.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -876,7 +891,7 @@ impl Iommu {
 mod tests {
     use super::*;
 
-    /// What takes too long costs its own domain, however many there are.
+    /// A timeout costs work for its own context only, however many contexts there are.
     #[test]
     fn a_deadline_looks_at_one_context() {
         let mut iommu = Iommu::new(Config::default());
@@ -902,7 +917,7 @@ mod tests {
             iommu.expire(now);
             while iommu.poll(now).is_some() {}
         }
-        // It is due, has one more chance, is withdrawn, and is given up.
+        // Each attempt is due, has one more chance, is withdrawn, and is given up: at most four visits.
         assert!((1000..=4000).contains(&iommu.visits), "{} visits", iommu.visits);
         assert!((0..1000).all(|context| iommu.is_stuck(ContextId(context))));
     }

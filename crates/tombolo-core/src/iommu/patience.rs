@@ -2,14 +2,14 @@
 
 use crate::rdma::Time;
 
-/// A chance is this part of the time that something may take.
+/// A chance lasts the timeout divided by this.
 const PARTS: u64 = 4;
-/// Chances at most.
+/// Most chances of one deadline.
 const MAX: u8 = 4;
 
-/// Who drives the machine may have been stopped, and the programs with it: then all that was under way seems to have taken too
-/// long, though its answers wait. So what is due has one more chance, and more of them as long as that is seen much
-/// too late.
+/// A deadline that allows for a stopped process. The process that drives the machine may have been stopped, and the
+/// programs with it. Then everything under way seems to have taken too long, although its answers wait. So what is
+/// due gets one more chance, and further chances as long as the deadline is noticed much too late.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     since: Time,
@@ -21,17 +21,17 @@ impl Patience {
         Self { since: now, chances: 0 }
     }
 
-    /// When [`Self::is_over`] is to be asked.
+    /// When to call [`Self::is_over`].
     pub(super) fn due(&self, timeout_ns: u64) -> Time {
         self.since.after_ns(timeout_ns)
     }
 
-    /// It is not given up before it had one more chance.
+    /// Postpones the deadline, if necessary, so that one chance is left from `now` on.
     pub(super) fn allow_another_chance(&mut self, now: Time, timeout_ns: u64) {
         self.since = self.since.max(Time(now.0.saturating_sub(timeout_ns - timeout_ns / PARTS)));
     }
 
-    /// Whether it is to be given up.
+    /// Whether to give up. If not, and the deadline has passed, one more chance begins.
     pub(super) fn is_over(&mut self, now: Time, timeout_ns: u64) -> bool {
         let due = self.due(timeout_ns);
         if now < due {

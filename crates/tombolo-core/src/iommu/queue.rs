@@ -6,9 +6,10 @@ use crate::lookup::Lookup;
 
 use super::job::{AccessId, ContextId, End, FaultSource};
 
-/// Records that wait for the handler, at most (FAULT §3.2.3: a FIFO of 512).
+/// Most records that wait for the handler (FAULT §3.2.3: a FIFO of 512).
 pub const FAULT_RECORDS: usize = 512;
-/// Nodes whose last records are remembered; a record of another one is not known for a repeat.
+/// Most nodes whose last records are remembered. When one more node faults, all are forgotten, so that a repeat is
+/// not recognised.
 const MAX_NODES: usize = 1024;
 
 /// One fault record.
@@ -16,13 +17,13 @@ const MAX_NODES: usize = 1024;
 pub struct FaultRecord {
     /// Source node, transaction and sequence number.
     pub by: FaultSource,
-    /// What of the block: blocks that come and blocks that go have the same numbers.
+    /// Which end of the block: incoming and outgoing blocks use the same numbers.
     pub end: End,
     /// The domain.
     pub context: ContextId,
     /// The number of the page that faulted first.
     pub page: u64,
-    /// The access that waits, which the document's record does not have.
+    /// The access that waits. The record in FAULT Table 3.2 has no such field.
     pub access: AccessId,
 }
 
@@ -36,23 +37,23 @@ impl FaultRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Noted {
     Queued,
-    /// One of the last records of its source says the same.
+    /// One of the remembered records of its node says the same.
     Repeat,
-    /// There was no room.
+    /// The queue had no room.
     Lost,
 }
 
-/// Which records of a source are known, so that a repeat of them is dropped.
+/// How many records of each source node are remembered, so that repeats of them are dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RememberedRecords {
-    /// The last one, as in the FIFO in hardware.
+    /// The last record, as in the FIFO in hardware.
     Last,
-    /// The last two, as in its driver: two blocks under way at once fault by turns.
+    /// The last two records, as in the driver of that FIFO: two concurrent blocks may fault in turn.
     #[default]
     LastTwo,
 }
 
-/// The records that wait, and the last ones of each source.
+/// The records that wait, and the last records of each source node.
 #[derive(Debug, Default)]
 pub(super) struct FaultQueue {
     remembered: RememberedRecords,
@@ -65,7 +66,7 @@ impl FaultQueue {
         Self { remembered, ..Self::default() }
     }
 
-    /// Notes a fault. `is_needed`: a repeat is noted, too.
+    /// Queues the record of a fault. `is_needed`: even if it repeats a remembered record.
     pub(super) fn note(&mut self, record: FaultRecord, is_needed: bool) -> Noted {
         if self.last.len() >= MAX_NODES && !self.last.contains_key(&record.by.node) {
             self.last.clear();
@@ -89,7 +90,7 @@ impl FaultQueue {
         self.records.pop_front()
     }
 
-    /// A fault of that access is over: what looks like it is none of its repeats.
+    /// Forgets the records of an access that is over: a later record that looks the same is a new fault.
     pub(super) fn settled(&mut self, by: FaultSource, access: AccessId) {
         if let Some(last) = self.last.get_mut(&by.node) {
             for record in last {
@@ -134,7 +135,7 @@ mod tests {
         assert_eq!(std::iter::from_fn(|| queue.take()).count(), FAULT_RECORDS);
         assert!(queue.is_empty());
 
-        // The queue in hardware knows the last one only.
+        // The queue in hardware remembers the last record only.
         let mut queue = FaultQueue::new(RememberedRecords::Last);
         let mut note = |transaction, page| queue.note(record(transaction, page), false);
         assert_eq!([note(1, 5), note(1, 5), note(2, 5)], [Noted::Queued, Noted::Repeat, Noted::Queued]);

@@ -179,7 +179,8 @@ struct Port {
     share: Share,
     /// Frames or bytes that it may send in this round; below zero: what it owes.
     credit: i64,
-    /// What time has paid beyond whole bytes, in billionths.
+    /// As time passes, it pays off what the port owes, in whole bytes. This is the fraction of a byte that is left
+    /// over for the next time, in billionths of a byte.
     paid_besides: u64,
     has_frames: bool,
     /// What it had last was not for here, or it may not be read: until it has a frame for here, no other port waits for its guarantee, and when

@@ -1,8 +1,9 @@
-//! Programs' own memory, as the engine sees it: what each access is for, whether it is still to be made, and what follows
-//! from how it went.
+//! Programs' own memory, as the engine sees it: what each access is for, whether it is still to be made, and what
+//! the engine is told when it has ended.
 //!
-//! **What.** The engine hands out placements, words, operations and blocks; where one of these lies in a program's own
-//! memory, somebody else copies, later, and pages may be absent ([`crate::iommu`]). This machine stands between the two.
+//! **What.** The engine hands out placements, words, operations and blocks. If one of these lies in a program's own
+//! memory, another thread copies it later, and its pages may be absent ([`crate::iommu`]). This machine stands
+//! between the engine and the IOMMU.
 //!
 //! ```text
 //!  placement, words, operation, ──► begin ──► Step::Attempt ──► whoever copies ──► attempted
@@ -12,10 +13,11 @@
 //!                            [moves]: stages of a block       engine: placed, refused, page_ready, …; Step::Send, Step::Go
 //! ```
 //!
-//! **How.** Events in, steps out ([`OwnMemory::poll`]), and a deadline. Whoever polls hands in the engine: what follows from an
-//! answer is told to it there, so that nothing lies between the answer and its consequence. With each access the caller leaves what it
-//! needs for it (`B`: the order, the bytes), which it gets back when the bytes go on, and which stays here as
-//! long as somebody may still copy them.
+//! **How.** Events go in, steps come out ([`OwnMemory::poll`]), and there is a deadline. The caller of `poll` hands
+//! in the engine. The machine tells the engine at once what follows from an answer, so that nothing happens between
+//! the answer and its consequence. With each access the caller leaves what it needs for the access (`B`: the order,
+//! the bytes). The caller gets this back if the bytes are to go on. Otherwise the machine keeps it as long as a
+//! thread may still copy the bytes.
 
 mod moves;
 mod purpose;
@@ -38,39 +40,42 @@ pub use purpose::{Purpose, Request};
 /// The next thing for the caller to do.
 #[derive(Debug)]
 pub enum Step<B> {
-    /// Attempt the access; with what was left with it ([`OwnMemory::with`]).
+    /// Attempt the access, with what was left with it ([`OwnMemory::with`]).
     Attempt {
-        /// Which.
+        /// The access.
         access: AccessId,
-        /// Without looking for absent pages first.
+        /// Do not look for absent pages first.
         is_forced: bool,
     },
-    /// If nothing of this access was copied yet, nothing is to be: [`OwnMemory::withdrawn`].
+    /// Withdraw the attempt at this access, unless it has begun to copy. Report the result with
+    /// [`OwnMemory::withdrawn`].
     Withdraw(ContextId, AccessId),
     /// Bring pages in, as [`Action::Touch`] says.
     Touch {
-        /// To be said at the end.
+        /// The number to give to [`OwnMemory::touched`].
         touch: TouchId,
-        /// Whose.
+        /// The context whose pages they are.
         context: ContextId,
-        /// Where the first page begins, or the range.
+        /// Start of the first page, or of the range if that begins later.
         address: u64,
-        /// To the end of the last page, or of the range.
+        /// Number of bytes to the end of the last page, or of the range if that ends earlier.
         length_bytes: u32,
-        /// What they are for.
+        /// Whether the pages are to be read or written.
         right: Right,
     },
-    /// Send a block: its bytes are with what was left with the access.
+    /// Send a block to its peer. Its bytes are in what was left with the access.
     Send(Block, B),
-    /// A block that stays here goes on.
+    /// Go on with a block that stays at this node.
     Go(MoveId, Block, Part<B>),
-    /// A word that a program here asked to change was changed: in the transfer of that user number, what it was before.
+    /// A program's atomic operation was carried out: the user number of its transfer, and the word's previous
+    /// value.
     Changed(u64, u64),
-    /// It was not, and not begun either, for want of room: the transfer is to be tried again.
+    /// A program's atomic operation was not begun for want of room: try the transfer with this user number again.
     NotBegun(u64),
-    /// It was not: why, and in whose memory.
+    /// A program's atomic operation was not carried out: the user number of its transfer, and why not.
     NotChanged(u64, Refused),
-    /// A range that was taken back is not touched any more (true), or an access to it does not end.
+    /// The release of the range that begins at this address is over. `true`: no access touches the range any more.
+    /// `false`: an access to it was given up and has not ended.
     Released(ContextId, u64, bool),
 }
 
@@ -79,13 +84,13 @@ pub enum Step<B> {
 pub struct Begun {
     /// Its number.
     pub access: AccessId,
-    /// What is looked at for absent pages.
+    /// Address and length of what is looked at for absent pages.
     pub look: (u64, u32),
-    /// Whether this attempt may bring them in itself: [`Outcome::Brought`].
+    /// Whether this attempt may bring absent pages in itself ([`Outcome::Brought`]).
     pub may_bring: bool,
 }
 
-/// Whose sender comes again when a page is there.
+/// What a paused access was for: its sender comes again when the page is there.
 #[derive(Clone, Copy, Debug)]
 enum Paused {
     Place(Placement),
@@ -98,26 +103,28 @@ struct Entry<B> {
     context: ContextId,
     /// The first byte that is copied.
     address: u64,
-    /// `None`: nobody copies, and nobody will.
+    /// What the caller left with the access. `None` if nobody copies for it now or later.
     left: Option<B>,
-    /// `None`: its sender was answered. What was left stays until whoever copies has answered, too.
+    /// What the access is for. `None` if its sender was answered: if a thread may still copy, what was left stays
+    /// until that thread has answered, too.
     purpose: Option<Purpose>,
     is_posted: bool,
     paused: Option<Paused>,
 }
 
-/// The machine, for all domains of a node.
+/// The machine for the own memory of all programs of a node.
 #[derive(Debug)]
 pub struct OwnMemory<B> {
     iommu: Iommu,
     entries: Lookup<AccessId, Entry<B>>,
     moves: Moves,
     steps: VecDeque<Step<B>>,
-    /// How often the engine had lost a peer when it was last asked.
+    /// How often the engine had lost a peer, when it was last asked.
     losses_seen: u64,
 }
 
-/// What of a block is looked at: all of it that lies in the range, if the access does.
+/// Chooses what is looked at for absent pages for an access at `at`: the part of its block that lies in the range,
+/// if that has all of the access and is not too long. Otherwise the access alone.
 fn look_at(range: (u64, u64), at: (u64, u32), block: (u64, u32)) -> (u64, u32) {
     let start = block.0.max(range.0);
     let end = block.0.saturating_add(block.1.into()).min(range.1);
@@ -128,25 +135,28 @@ fn look_at(range: (u64, u64), at: (u64, u32), block: (u64, u32)) -> (u64, u32) {
     }
 }
 
-/// What a program is told whose memory does not go on: others are not to wait for it, and it waits itself.
+/// The refusal for an access that cannot begin because an earlier one was given up and has not ended. If the
+/// program itself asked for it, it is to try again. Any other sender fails, so that it does not wait for this
+/// program.
 fn stuck(is_of_asker: bool, address: u64) -> Refusal {
     if is_of_asker { NackCode::BufferFull.into() } else { Refusal::at(NackCode::DecodeError, address) }
 }
 
 impl<B> OwnMemory<B> {
-    /// Without domains.
+    /// A machine without domains.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let (entries, moves, steps) = (Lookup::default(), Moves::default(), VecDeque::new());
         Self { iommu: Iommu::new(config), entries, moves, steps, losses_seen: 0 }
     }
 
-    /// A domain has registered memory.
+    /// Opens the context of a domain that has registered memory.
     pub fn open(&mut self, context: ContextId) {
         self.iommu.open(context);
     }
 
-    /// A domain is gone: all its accesses end, and nobody copies any more. Poll afterwards.
+    /// Closes the context of a domain that is gone. All its accesses end, and nobody copies for them any more. Poll
+    /// afterwards.
     pub fn close(&mut self, context: ContextId) {
         self.iommu.close(context);
         self.entries.retain(|_, entry| {
@@ -156,10 +166,10 @@ impl<B> OwnMemory<B> {
         });
     }
 
-    /// Begins an access: the caller attempts it, as after [`Step::Attempt`].
+    /// Begins an access. The caller then attempts it, as after [`Step::Attempt`].
     ///
     /// # Errors
-    /// What the sender is told; nothing has begun.
+    /// The refusal that the sender is told. Nothing has begun.
     pub fn begin(&mut self, now: Time, request: &Request, left: B) -> Result<Begun, Refusal> {
         let Request { context, range, policy, at, .. } = *request;
         let end = request.purpose.end();
@@ -176,7 +186,7 @@ impl<B> OwnMemory<B> {
             range_end: range.1,
             policy,
             copied_bytes: at.1,
-            // The block of a source has not been sent.
+            // A block that is to be read here has not been sent yet.
             is_free_to_pause: end == End::Source,
             is_of_asker,
         };
@@ -193,10 +203,10 @@ impl<B> OwnMemory<B> {
         Ok(Begun { access: id, look, may_bring: self.iommu.may_bring(id) })
     }
 
-    /// What a sender is told whose access would not be begun now.
+    /// Checks that [`Self::begin`] would not be refused because an earlier access was given up and has not ended.
     ///
     /// # Errors
-    /// As those of [`Self::begin`].
+    /// The refusal that [`Self::begin`] would return.
     pub fn may_begin(&self, request: &Request) -> Result<(), Refusal> {
         match self.iommu.is_stuck(request.context) {
             true => Err(stuck(request.is_of_asker(), request.at.0)),
@@ -204,7 +214,7 @@ impl<B> OwnMemory<B> {
         }
     }
 
-    /// What a sender is told for whose bytes there is no room.
+    /// The refusal that a sender is told if the caller has no room for its bytes.
     #[must_use]
     pub fn no_room(&self, request: &Request) -> Refusal {
         match self.iommu.is_stuck(request.context) {
@@ -219,18 +229,19 @@ impl<B> OwnMemory<B> {
         self.entries.get(&access)?.left.as_ref()
     }
 
-    /// What was left with an access, to be filled by whoever attempts it.
+    /// What was left with an access, to be filled by the attempt.
     pub fn with_mut(&mut self, access: AccessId) -> Option<&mut B> {
         self.entries.get_mut(&access)?.left.as_mut()
     }
 
-    /// An attempt has ended, whoever says so. Poll afterwards.
+    /// Reports the end of an attempt. Poll afterwards.
     pub fn attempted(&mut self, now: Time, context: ContextId, access: AccessId, outcome: Outcome) {
         self.answered(context, access);
         self.iommu.attempted(now, context, access, outcome);
     }
 
-    /// Whether an attempt could still be withdrawn: then nobody copies any more. Poll afterwards.
+    /// Reports the result of a [`Step::Withdraw`]. If the attempt could be withdrawn, nobody copies for it any
+    /// more. Poll afterwards.
     pub fn withdrawn(&mut self, now: Time, context: ContextId, access: AccessId, is_withdrawn: bool) {
         if is_withdrawn {
             self.answered(context, access);
@@ -247,17 +258,17 @@ impl<B> OwnMemory<B> {
         }
     }
 
-    /// Pages were brought in, or could not be. Poll afterwards.
+    /// Reports that pages were brought in, or why they could not be. Poll afterwards.
     pub fn touched(&mut self, now: Time, context: ContextId, touch: TouchId, outcome: Result<(), Unreached>) {
         self.iommu.touched(now, context, touch, outcome);
     }
 
-    /// A range is taken back; nothing new is begun in it. Poll afterwards.
+    /// Releases a range, in which the caller begins no access any more. Poll afterwards.
     pub fn release(&mut self, now: Time, context: ContextId, range_start: u64) -> Released {
         self.iommu.release(now, context, range_start)
     }
 
-    /// Gives up what takes too long. Poll afterwards.
+    /// Gives up attempts and touches that take too long. Poll afterwards.
     pub fn expire(&mut self, now: Time) {
         self.iommu.expire(now);
     }
@@ -268,21 +279,21 @@ impl<B> OwnMemory<B> {
         self.iommu.next_deadline()
     }
 
-    /// The fault registers of a domain, which are clear then.
+    /// Returns the fault registers of a domain, and clears them.
     pub fn take_registers(&mut self, context: ContextId) -> FaultRegisters {
         let registers = self.iommu.registers(context).unwrap_or_default();
         self.iommu.clear_registers(context);
         registers
     }
 
-    /// What the IOMMU has seen.
+    /// The IOMMU, for its counters and state.
     #[must_use]
     pub fn iommu(&self) -> &Iommu {
         &self.iommu
     }
 
-    /// A block is to be sent whose source is in a program's own memory. `None`: it is being copied already; the copy counts for
-    /// this attempt of it, and it waits as for an absent page.
+    /// Begins to send a block whose source is in a program's own memory. Returns `None` if the block is being
+    /// copied already: the copy counts for this attempt of the block, which waits as for an absent page.
     pub fn send(&mut self, now: Time, engine: &mut Engine, block: &Block) -> Option<MoveId> {
         if self.is_underway(now, engine, block) {
             return None;
@@ -291,7 +302,7 @@ impl<B> OwnMemory<B> {
         Some(self.moves.add(*block, Stage::Sent, None))
     }
 
-    /// Whether a block is being copied already; then as [`Self::send`].
+    /// Whether a block is being copied already. If so, the copy counts for this attempt, as for [`Self::send`].
     pub fn is_underway(&mut self, now: Time, engine: &mut Engine, block: &Block) -> bool {
         let is_underway = self.moves.take_over(block);
         if is_underway {
@@ -300,15 +311,16 @@ impl<B> OwnMemory<B> {
         is_underway
     }
 
-    /// The source of a block could not even be begun.
+    /// Reports that the access to the source of a block could not be begun.
     pub fn not_sent(&mut self, now: Time, engine: &mut Engine, id: MoveId, refusal: Refusal) {
         if let Some(block) = self.moves.remove(id) {
             source_refused(now, engine, &block, refusal);
         }
     }
 
-    /// A block stays here, and an end of it is in a program's own memory. `asker`: whose transfer it is, if a program's of this node.
-    /// `None`: as for [`Self::send`]. Otherwise the caller goes on as after [`Step::Go`] with [`Part::Copy`].
+    /// Begins to copy a block that stays at this node and has an end in a program's own memory. `asker`: the domain
+    /// of the program of this node whose transfer it is, if any. Returns `None` if the block is being copied
+    /// already, as for [`Self::send`]. Otherwise the caller goes on as after [`Step::Go`] with [`Part::Copy`].
     pub fn stay(
         &mut self,
         now: Time,
@@ -322,7 +334,8 @@ impl<B> OwnMemory<B> {
         Some(self.moves.add(*block, Stage::Reading, asker))
     }
 
-    /// A part of a block that stays here was carried out at once, or cannot be. What to do next, if it is not over.
+    /// Reports that a part of a block that stays at this node was carried out without an access, or cannot be
+    /// carried out. Returns what to do next, if the block is not over.
     pub fn went(
         &mut self,
         now: Time,
@@ -333,12 +346,13 @@ impl<B> OwnMemory<B> {
         self.moves.went(now, engine, id, went)
     }
 
-    /// The words of a block that stays here come apart from it.
+    /// Takes words that come apart from their block, which stays at this node. `None`: the block is not known.
+    /// `Some(None)`: the words are written after the block's bytes. Otherwise the caller writes them now.
     pub fn words(&mut self, words: &Words) -> Option<Option<(MoveId, Block)>> {
         self.moves.words(words)
     }
 
-    /// The next thing to do. Call until `None`, then again after any other call; and poll the engine afterwards.
+    /// The next thing to do. Call until `None`, then again after any other call. Poll the engine afterwards.
     #[must_use = "a step that is not carried out is lost"]
     pub fn poll(&mut self, now: Time, engine: &mut Engine) -> Option<Step<B>> {
         self.withdraw_unwanted(now, engine);
@@ -354,7 +368,7 @@ impl<B> OwnMemory<B> {
                         entry.is_posted = true;
                         return Some(Step::Attempt { access, is_forced });
                     }
-                    // Its bytes would come over those that were sent since.
+                    // Its bytes could overwrite bytes that were sent since.
                     let Some(entry) = self.entries.get(&access) else { continue };
                     let gone = Unreached { address: entry.address, reason: Reason::Gone };
                     self.iommu.attempted(now, entry.context, access, Outcome::Denied(gone));
@@ -390,8 +404,8 @@ impl<B> OwnMemory<B> {
         }
     }
 
-    /// A peer was lost: what it has sent and waits for pages is not to be written, as it may send something else there, once it is
-    /// back.
+    /// Withdraws the accesses for peers that were lost since the last call. A peer that is back may send something
+    /// else to the same place.
     fn withdraw_unwanted(&mut self, now: Time, engine: &Engine) {
         if std::mem::replace(&mut self.losses_seen, engine.peers_lost()) == engine.peers_lost() {
             return;
@@ -403,7 +417,7 @@ impl<B> OwnMemory<B> {
         }
     }
 
-    /// Whether an access that waited for its pages is still to be made: its sender may be gone, or may have given it up.
+    /// Whether an access is still to be made. Its sender may be gone, or may have given it up.
     fn is_wanted(&self, engine: &Engine, access: AccessId) -> bool {
         match self.entries.get(&access).and_then(|entry| entry.purpose) {
             Some(Purpose::Place(placement)) => engine.is_held(&placement),
@@ -413,7 +427,7 @@ impl<B> OwnMemory<B> {
         }
     }
 
-    /// The access is over without success. Somebody may still copy.
+    /// Ends an access without success. What was left stays if a thread may still copy.
     fn refuse(&mut self, now: Time, engine: &mut Engine, access: AccessId, refusal: Refusal) {
         let Some(entry) = self.entries.get_mut(&access) else { return };
         let purpose = entry.purpose.take();
@@ -425,7 +439,7 @@ impl<B> OwnMemory<B> {
         }
     }
 
-    /// The sender is told which pages are absent, and the bytes are let go.
+    /// Tells the sender that pages are absent, and drops the bytes.
     fn pause(&mut self, now: Time, engine: &mut Engine, access: AccessId, refusal: Refusal) {
         let Some(entry) = self.entries.get_mut(&access) else { return };
         entry.left = None;
@@ -438,7 +452,8 @@ impl<B> OwnMemory<B> {
         self.follow(now, engine, purpose, Err(refusal));
     }
 
-    /// Goes on after an access: what was left with it and the word before, or why it was refused.
+    /// Tells the engine how an access has ended, or queues the step that follows. `outcome`: what was left with the
+    /// access and the previous value of the word, or why the access was refused.
     fn follow(
         &mut self,
         now: Time,
@@ -465,16 +480,16 @@ impl<B> OwnMemory<B> {
         }
     }
 
-    /// Whether nothing is under way. Words of blocks that are here already may still be to come.
+    /// Whether nothing is under way. A block that only waits for its words does not count.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.entries.is_empty() && self.steps.is_empty() && self.iommu.is_idle() && self.moves.is_idle()
     }
 }
 
-/// The source of a block cannot be read now, or at all.
+/// Tells the engine that the source of a block cannot be read, now or at all.
 fn source_refused(now: Time, engine: &mut Engine, block: &Block, mut refusal: Refusal) {
-    // Here, what passes is an absent page.
+    // At a source, the engine tries again only after an absent page: any transient refusal is treated as one.
     if refusal.code.is_transient() {
         refusal.code = NackCode::SlaveError;
     }

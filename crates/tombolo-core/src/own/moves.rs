@@ -1,4 +1,4 @@
-//! Blocks from programs' own memory, and between programs of one node.
+//! The stages of blocks that are copied from programs' own memory, or between two programs of one node.
 //!
 //! ```text
 //!  block out ──────► read ──► bytes ──► packets
@@ -6,11 +6,13 @@
 //!                    (where an end is memory of the node, the caller does that step at once)
 //! ```
 //!
-//! The timer of a block to a peer starts when its bytes are read: no path is to blame for a page that is absent. If it comes again
-//! meanwhile, as its path is lost, it is not copied twice: the copy counts for the newest attempt, and the block waits
-//! as for an absent page, which takes it out of the congestion window of the others. One that stays
-//! here comes again only when it was refused, and it is answered when its copy is over: so the engine tells the
-//! failure of its transfer when no copy for it is being made.
+//! The timer of a block to a peer starts when its bytes are read, so that its path is not blamed for an absent
+//! page. If the engine hands the block out again meanwhile, because its path is lost, it is not copied twice. The
+//! copy counts for the newest attempt. The block then waits as for an absent page, which takes it out of the
+//! congestion window that it shares with other blocks.
+//!
+//! A block that stays at this node is handed out again only after it was refused, and it is answered when its copy
+//! is over. So the engine reports the failure of a transfer only when no copy for it is being made.
 
 use crate::lookup::Lookup;
 
@@ -19,93 +21,93 @@ use crate::iommu::End;
 use crate::rdma::{Block, BlockNotification, Engine, PeerId, Time};
 use tombolo_wire::{Attempt, Domain, Generation, Notification, Refusal};
 
-/// A block of which a copy is being made. Numbers are never given twice, so a late copy is never taken for another's.
+/// Identifies one copying of a block. Never reused, so a late copy is never taken for that of another block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MoveId(u64);
 
-/// The next part of a block that stays here.
+/// What to do next for a block that stays at this node.
 #[derive(Debug)]
 pub enum Part<B> {
-    /// Read its bytes; if that is done at once, write them, too. Nothing is read that could not be written.
+    /// Read its bytes and, if that takes no access, write them. Check first that they could be written.
     Copy,
-    /// Write its bytes, which are with what was left with the access that has read them.
+    /// Write its bytes. They are in what was left with the access that has read them.
     Write(B),
     /// Write the words of its notification.
     Words(Notification),
 }
 
-/// A part of a block that stays here, carried out at once.
+/// The part of a block that has been carried out. The block stays at this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Went {
     /// Its bytes are written.
     Written,
-    /// Its words are.
+    /// The words of its notification are written.
     Said,
 }
 
-/// Why something between programs of one node cannot be done, and in whose memory.
+/// Why a transfer between programs of one node cannot go on, and in whose memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Whose memory.
+    /// The domain of that memory.
     pub domain: Domain,
     /// Why, and where.
     pub refusal: Refusal,
 }
 
 impl Refused {
-    /// Makes one of refusals in the memory of a domain.
+    /// Returns a function that turns a refusal in the memory of this domain into a [`Refused`].
     pub fn of(domain: Domain) -> impl Fn(Refusal) -> Self {
         move |refusal| Self { domain, refusal }
     }
 
-    /// Whether that is the memory of the program whose transfer it is (`asker`), and not only for now.
+    /// Whether the refusal is final and concerns the memory of the program whose transfer it is (`asker`).
     #[must_use]
     pub fn is_of(&self, asker: Option<Domain>) -> bool {
         !self.refusal.code.is_transient() && asker == Some(self.domain)
     }
 }
 
-/// The words of a block that stays here, which come apart from it.
+/// The words of a notification that come apart from their block, which stays at this node.
 #[derive(Clone, Copy, Debug)]
 pub struct Words {
     /// The node itself, as the engine knows it.
     pub peer: PeerId,
-    /// The slot of the block.
+    /// The block's transaction slot.
     pub slot: u16,
-    /// Which block in that slot.
+    /// Distinguishes successive blocks in that slot.
     pub generation: Generation,
-    /// Which attempt they are of.
+    /// The attempt at the block that the words belong to.
     pub attempt: Attempt,
-    /// Where, and what.
+    /// The words and their address.
     pub words: Notification,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Its bytes are read, and sent then.
+    /// The block goes to a peer: its bytes are being read, and are sent then.
     Sent,
-    /// It stays here.
+    /// The block stays at this node: its bytes are being read.
     Reading,
     Writing,
     Words,
-    /// Its words are still to come.
+    /// Its bytes are written and acknowledged. Its words are still to come.
     Acknowledged,
 }
 
 #[derive(Debug)]
 struct Underway {
-    /// As the engine said it last.
+    /// The block as the engine handed it out last.
     block: Block,
     stage: Stage,
-    /// Of one that stays here: whose transfer it is, if a program's.
+    /// If the block stays at this node: the domain of the program whose transfer it is, if any.
     asker: Option<Domain>,
 }
 
-/// All blocks of which copies are being made.
+/// All blocks that are being copied.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     blocks: Lookup<MoveId, Underway>,
-    /// The newest copy for a slot of the engine towards a peer.
+    /// The newest copy for each transaction slot towards a peer.
     slots: Lookup<(PeerId, u16), MoveId>,
     last: u64,
 }
@@ -115,12 +117,12 @@ impl Moves {
         self.blocks.get(&id).map(|underway| underway.block)
     }
 
-    /// Whether a copy of that block is being made. It then counts for this attempt of it, and goes by the path that the engine
-    /// has chosen now.
+    /// Whether this block is being copied already. If so, the copy counts for this attempt of the block from now
+    /// on, and goes by the path that the engine has chosen for it.
     pub(super) fn take_over(&mut self, block: &Block) -> bool {
         let Some(id) = self.slots.get(&(block.peer, block.transaction.0)) else { return false };
         let Some(underway) = self.blocks.get_mut(id) else { return false };
-        // A peer that is gone may have had the same number.
+        // An earlier life of the peer may have had a block with the same number.
         let is_same =
             (underway.block.generation, underway.block.session) == (block.generation, block.session);
         if !is_same || underway.stage == Stage::Acknowledged {
@@ -151,7 +153,7 @@ impl Moves {
         Some(block)
     }
 
-    /// An access for a block has begun.
+    /// Records that an access for a block has begun.
     pub(super) fn begun(&mut self, purpose: &Purpose) {
         let Purpose::Move { id, end, .. } = purpose else { return };
         let Some(underway) = self.blocks.get_mut(id) else { return };
@@ -162,7 +164,8 @@ impl Moves {
         }
     }
 
-    /// An access for a block is over: what was left with it, or why it was refused.
+    /// Goes on with a block after an access for it. `result`: what was left with the access, or why it was refused.
+    /// Returns the next step, if any.
     pub(super) fn copied<B>(
         &mut self,
         now: Time,
@@ -193,7 +196,8 @@ impl Moves {
         self.went(now, engine, id, went).map(|(block, part)| Step::Go(id, block, part))
     }
 
-    /// A part of a block that stays here is over. What to do next, if the block is not.
+    /// Goes on with a block that stays at this node, after a part of it was carried out or refused. Returns what to
+    /// do next, if the block is not over.
     pub(super) fn went<B>(
         &mut self,
         now: Time,
@@ -214,18 +218,20 @@ impl Moves {
                 return None;
             }
             (Ok(_), _) => engine.placed_here(now, &block, false),
-            // One that is set aside hears no refusal; it comes again, and is refused then.
+            // The engine ignores this for a block that it has set aside: it hands the block out again, and the
+            // block is refused then.
             (Err(refused), _) if refused.is_of(asker) => {
                 source_refused(now, engine, &block, refused.refusal);
             }
             (Err(refused), _) => engine.refused_here(now, &block, refused.refusal),
         }
-        // Only now: until it is answered it may be handed out again.
+        // Removed only now: until the block is answered, the engine may hand it out again.
         self.remove(id);
         None
     }
 
-    /// The words of a block come apart from it. `None`: nobody remembers that block.
+    /// Takes words that come apart from their block. `None`: the block is not known. `Some(None)`: the words are
+    /// written after the block's bytes. Otherwise the caller writes them now.
     pub(super) fn words(&mut self, words: &Words) -> Option<Option<(MoveId, Block)>> {
         let id = *self.slots.get(&(words.peer, words.slot))?;
         let underway = self.blocks.get_mut(&id)?;
@@ -233,7 +239,7 @@ impl Moves {
             return None;
         }
         underway.block.attempt = words.attempt;
-        // If the bytes are not written yet, these are written when they are.
+        // If the bytes are not written yet, the words are written right after them.
         underway.block.notification = BlockNotification::Now(words.words);
         if underway.stage != Stage::Acknowledged {
             return Some(None);
@@ -242,7 +248,7 @@ impl Moves {
         Some(Some((id, underway.block)))
     }
 
-    /// Whether no copy is being made.
+    /// Whether no block is being copied.
     pub(super) fn is_idle(&self) -> bool {
         !self.blocks.any(|_, underway| underway.stage != Stage::Acknowledged)
     }
@@ -253,7 +259,8 @@ mod tests {
     use super::*;
     use crate::rdma::{Action, Config, Direction, PathId, Transfer};
 
-    /// A block goes again by another path while a copy of it is being made: the copy goes by that one, and there is one.
+    /// A block is handed out again for another path while it is being copied: it is copied once, and goes by the
+    /// new path.
     #[test]
     fn a_copy_goes_by_the_path_of_the_newest_attempt() {
         let (now, peer) = (Time(1), PeerId(3));
@@ -283,7 +290,8 @@ mod tests {
         assert!(moves.is_idle());
     }
 
-    /// Nothing is sent of a block that is over, and a block of another life of the peer is another one.
+    /// The bytes of a block from before a peer's restart are not sent, and the copy is not taken for one of a block
+    /// to the peer's new life.
     #[test]
     fn a_copy_for_a_peer_that_restarted_is_not_sent() {
         let (now, peer) = (Time(1), PeerId(3));

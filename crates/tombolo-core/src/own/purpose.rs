@@ -8,28 +8,28 @@ use tombolo_wire::Domain;
 /// What an access is for.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
-    /// Bytes that came from a peer.
+    /// Write bytes that came from a peer.
     Place(Placement),
-    /// Words that a peer asked for.
+    /// Write the words of a peer's notification.
     Notify(NotificationWrite),
-    /// A word that a peer asks to change.
+    /// Carry out a peer's atomic operation on a word.
     Operate(Operation),
-    /// A word that a program of this node asks to change.
+    /// Carry out an atomic operation on a word for a program of this node.
     Change {
         /// The user number of its transfer.
         user: u64,
-        /// Whose word.
+        /// The domain that has the word.
         domain: Domain,
-        /// For fault records: it is no block.
+        /// Identifies the operation in fault records: it is part of no block.
         by: FaultSource,
     },
-    /// Of a block that goes out or stays here.
+    /// Read or write a part of a block that goes to a peer or stays at this node.
     Move {
-        /// Which.
+        /// The copying of the block.
         id: MoveId,
-        /// For fault records.
+        /// Identifies the block in fault records.
         by: FaultSource,
-        /// Which part of it.
+        /// Which part of the block the access is for.
         end: End,
     },
 }
@@ -53,7 +53,7 @@ impl Purpose {
         }
     }
 
-    /// The block that it is a part of, if it is only a part.
+    /// Address and length of the block whose packet the access is for, if it is for a packet.
     pub(super) fn block(&self) -> Option<(u64, u32)> {
         match self {
             Self::Place(placement) => Some(placement.block),
@@ -65,22 +65,22 @@ impl Purpose {
 /// An access that is to be begun. It lies within one range.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// Whose memory.
+    /// The context whose memory is accessed.
     pub context: ContextId,
-    /// Start and end of the registered range that it lies in.
+    /// Start and end of the registered range that the access lies in.
     pub range: (u64, u64),
     /// That range's policy.
     pub policy: FaultPolicy,
-    /// Where, and how many bytes.
+    /// Address, and number of bytes.
     pub at: (u64, u32),
-    /// What for.
+    /// What the access is for.
     pub purpose: Purpose,
-    /// Whether it was the program itself that asked.
+    /// Whether the program that has the memory asked for the access itself.
     pub is_by_owner: bool,
 }
 
 impl Request {
-    /// Whether it writes to the memory of the program that asked for it.
+    /// Whether the access writes to the memory of the program that asked for it.
     pub(super) fn is_of_asker(&self) -> bool {
         self.is_by_owner && self.purpose.end() != End::Source
     }

@@ -1,4 +1,5 @@
-//! Accesses to memory as bursts: a compute block cuts them, and knows which answers end them; a memory block puts them together.
+//! Accesses to memory as bursts. A compute block cuts accesses into bursts, and knows which answers end an access.
+//! A memory block puts the bursts together.
 
 use std::collections::BTreeMap;
 
@@ -6,43 +7,44 @@ use tombolo_wire::{BEAT_BYTES, BusAddress, BusTransaction};
 
 use super::Egress;
 
-/// Beats of one burst at most: its length has eight bits.
+/// Most beats of one burst: its length has eight bits.
 const MAX_BEATS: u64 = 256;
-/// Memory has no more addresses than a burst can name (40 bits).
+/// Number of addresses that a burst can name (40 bits).
 const ADDRESSES: u64 = 1 << 40;
 
-/// What an access does.
+/// Whether an access reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BusOperation {
-    /// Bytes come back.
+    /// Bytes are read from memory.
     Read,
-    /// Bytes go there.
+    /// Bytes are written to memory.
     Write,
 }
 
 /// An access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusAccess {
-    /// Reads or writes.
+    /// Whether it reads or writes.
     pub operation: BusOperation,
-    /// Where it begins.
+    /// Address of its first byte.
     pub address: u64,
-    /// How many bytes it is about. A read brings whole beats; a write changes these bytes and no others.
+    /// Number of bytes. A read brings whole beats. A write changes these bytes and no others.
     pub length_bytes: u32,
 }
 
-/// The accesses of a compute block that are not answered, by interface and number.
+/// The unanswered accesses of a compute block, by interface and number.
 #[derive(Debug, Default)]
 pub struct Accesses {
-    /// Bursts of each without an answer.
+    /// Number of unanswered bursts of each access.
     open: BTreeMap<(u8, u16), u64>,
     next_id: u16,
 }
 
 impl Accesses {
-    /// An access of an interface leaves by these links: each of its bursts by the next one. `data` gives the beat at an address, of a
-    /// write. Returns its number. `None`: it has no bytes, or some that no burst can name; or all numbers of its interface are under way;
-    /// or there is no such interface or link.
+    /// Begins an access of an interface and queues its bursts, each on the next one of these links. `data` returns
+    /// the beat at an address, for a write. Returns the number of the access. `None` if the access has no bytes, if
+    /// it has an address that no burst can name, if all numbers of its interface are in use, or if there is no such
+    /// interface or link.
     pub fn begin(
         &mut self,
         egress: &mut Egress,
@@ -61,7 +63,7 @@ impl Accesses {
         let id = (0..=u16::MAX)
             .map(|step| self.next_id.wrapping_add(step))
             .find(|id| !self.open.contains_key(&(interface, *id)))?;
-        // Of the last beat, as many bytes count as are left.
+        // In the last beat, only the remaining bytes count.
         let over = length_bytes % BEAT_BYTES as u32;
         let last_strobe = if over == 0 { u16::MAX } else { (1 << over) - 1 };
         let (mut first, mut bursts) = (0, 0);
@@ -86,7 +88,7 @@ impl Accesses {
                     egress.push(interface, links, address.chain((first..first + count).map(beat)))
                 }
             };
-            // Where the first burst can leave, all can.
+            // If the first burst can be queued, all can.
             if !is_sent {
                 return None;
             }
@@ -98,7 +100,7 @@ impl Accesses {
         Some(id)
     }
 
-    /// A transaction has come back: the number of the access that is whole with it.
+    /// Takes a transaction that has come back. Returns the number of the access that is complete with it, if any.
     pub fn answered(&mut self, interface: u8, transaction: &BusTransaction) -> Option<u16> {
         let (BusTransaction::ReadData { id, is_last: true, .. } | BusTransaction::WriteAnswer { id, .. }) =
             *transaction
@@ -114,35 +116,35 @@ impl Accesses {
         Some(id)
     }
 
-    /// Accesses without an answer.
+    /// Number of unanswered accesses.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.len()
     }
 }
 
-/// A burst at a memory block: by which link and whose it came, and what it says.
+/// A burst that has come to a memory block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryBurst {
-    /// Reads or writes.
+    /// Whether it reads or writes.
     pub operation: BusOperation,
     /// The link that its answer takes.
     pub link: u8,
-    /// Whose it is.
+    /// The interface that sent it, and that gets the answer.
     pub interface: u8,
-    /// Its number, where it begins, and how long it is.
+    /// Its number, address and length.
     pub at: BusAddress,
 }
 
 impl MemoryBurst {
-    /// How many bytes it is about.
+    /// Number of bytes in its beats.
     #[must_use]
     pub fn length_bytes(&self) -> u32 {
         (u32::from(self.at.length) + 1) * BEAT_BYTES as u32
     }
 
-    /// The memory has made it: its answer leaves. `data` gives the beat at an address, of a read. `false`: there is no such interface or
-    /// link.
+    /// Queues the answer, after the memory has carried the burst out. `data` returns the beat at an address, for a
+    /// read. `false` if there is no such interface or link.
     pub fn answer(&self, egress: &mut Egress, mut data: impl FnMut(u64) -> u128) -> bool {
         let (id, response) = (self.at.id, 0);
         match self.operation {
@@ -162,27 +164,28 @@ impl MemoryBurst {
     }
 }
 
-/// Data of a burst came without their address, or an address before the data of the burst before it. What belongs to no whole burst is
-/// dropped.
+/// A part of a burst is missing: data came without their address, an address came before all data of the burst
+/// before it, or a burst had too few or too many data. The incomplete burst is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("interface {interface}: a part of a burst is missing")]
 pub struct BurstError {
-    /// Whose burst it was.
+    /// The interface whose burst it was.
     pub interface: u8,
 }
 
-/// Bursts that a memory block puts together: of each link and interface one, whose data follow its address.
+/// The write bursts that a memory block is putting together. The data of a burst follow its address, so each
+/// interface has at most one incomplete burst on each link.
 #[derive(Debug, Default)]
 pub struct Bursts {
-    /// Those whose data come, with the beats that have.
+    /// Incomplete write bursts by link and interface, with the number of beats that have come.
     written: BTreeMap<(u8, u8), (BusAddress, u32)>,
 }
 
 impl Bursts {
-    /// A transaction has come: the burst that is whole with it. Answers are none of its business.
+    /// Takes a transaction that has come. Returns the burst that is complete with it, if any. Answers are ignored.
     ///
     /// # Errors
-    /// [`BurstError`], if something before it was lost. The next address begins a burst anew.
+    /// [`BurstError`], if an earlier part of the burst was lost. An address always begins a new burst.
     pub fn accept(
         &mut self,
         link: u8,
@@ -215,7 +218,7 @@ impl Bursts {
         }
     }
 
-    /// Bursts that are not whole.
+    /// Number of incomplete bursts.
     #[must_use]
     pub fn open(&self) -> usize {
         self.written.len()

@@ -1,4 +1,4 @@
-//! Bursts leave.
+//! The sending side: queues bursts for links and cuts them into databeats.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use tombolo_wire::{BusTransaction, Databeat, TransactionKind};
 
 use super::MAX_INTERFACES;
 
-/// Databeats that leave in one cycle of a link: a stream of 128 bits has two.
+/// Databeats that leave in one cycle of a link: up to two, since the stream has 128 bits.
 pub type Cycle = [Option<Databeat>; 2];
 
 /// How the parts of transactions follow each other (REMAP §V).
@@ -14,7 +14,7 @@ pub type Cycle = [Option<Databeat>; 2];
 pub enum Pacing {
     /// Each transaction begins a cycle of its own.
     BackToBack,
-    /// Data of a burst follow each other without gaps; an address or an answer has a cycle of its own.
+    /// Data of a burst follow each other without gaps. An address or an answer has a cycle of its own.
     Pipelined,
 }
 
@@ -38,7 +38,7 @@ impl Link {
         self.parts.is_empty() && self.current.is_none() && self.waiting.iter().all(VecDeque::is_empty)
     }
 
-    /// The next transaction's parts. `goes_on`: only if it is data of the burst that is being sent.
+    /// Takes up the next transaction. `goes_on`: only if it is data of the burst that is being sent.
     fn next_transaction(&mut self, goes_on: bool) {
         if self.current.as_ref().is_none_or(|(_, burst)| burst.is_empty()) {
             self.current = None;
@@ -80,17 +80,17 @@ impl Link {
     }
 }
 
-/// The side that sends.
+/// The sending side of a compute block or a memory block.
 #[derive(Debug)]
 pub struct Egress {
     pacing: Pacing,
     links: Vec<Link>,
-    /// The links among which the last burst to each set of them has chosen; the sets are few.
+    /// For each set of links: which of them the last burst for that set has taken. The sets are few.
     last: Vec<(Vec<u8>, usize)>,
 }
 
 impl Egress {
-    /// Without bursts. At least one link and one interface; more than 256 of either are as many as that.
+    /// A sending side without bursts. Either number is raised to 1 or lowered to [`MAX_INTERFACES`] if necessary.
     #[must_use]
     pub fn new(interfaces: usize, links: usize, pacing: Pacing) -> Self {
         let interfaces = interfaces.clamp(1, MAX_INTERFACES);
@@ -102,8 +102,9 @@ impl Egress {
         }
     }
 
-    /// Queues a burst of an interface for one of these links, all of which lead to the same memory block: bursts with the same set of links
-    /// take them in turn. `false`: there is no such interface, or none of these links.
+    /// Queues a burst of an interface for one of these links, all of which lead to the same memory block. Bursts
+    /// with the same set of links take these links in turn. `false` if there is no such interface, or none of these
+    /// links.
     pub fn push(
         &mut self,
         interface: u8,
@@ -130,13 +131,13 @@ impl Egress {
         true
     }
 
-    /// What a link sends in its next cycle; `None`: nothing.
+    /// The databeats that a link sends in its next cycle. `None` if there are none.
     pub fn poll(&mut self, link: u8) -> Option<Cycle> {
         let pacing = self.pacing;
         self.links.get_mut(usize::from(link))?.poll(pacing)
     }
 
-    /// Whether nothing waits.
+    /// Whether nothing waits or is being sent.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.links.iter().all(Link::is_idle)

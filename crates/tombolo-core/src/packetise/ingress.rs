@@ -1,21 +1,21 @@
-//! Databeats arrive.
+//! The receiving side: puts transactions together from databeats.
 
 use std::collections::BTreeMap;
 
 use tombolo_wire::{BusTransaction, Databeat, DatabeatError, MAX_PARTS, TransactionKind};
 
-/// Why a databeat was dropped. What it would have been a part of is dropped with it.
+/// What is wrong with a databeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IngressError {
-    /// Its bits are none.
+    /// Its bits are not a valid databeat. They are dropped.
     #[error(transparent)]
     Unreadable(#[from] DatabeatError),
-    /// Another part was due: one was lost, or came twice.
+    /// Another part was due: a part was lost, or came twice. The incomplete transaction is dropped.
     #[error("part {came} of a {kind:?} of interface {interface} where part {due} was due")]
     OutOfOrder {
-        /// Whose.
+        /// The interface of the databeat.
         interface: u8,
-        /// Of what.
+        /// The kind of its transaction.
         kind: TransactionKind,
         /// The part that was due.
         due: u8,
@@ -24,14 +24,14 @@ pub enum IngressError {
     },
 }
 
-/// A transaction of which parts have come.
+/// A transaction of which only some parts have come.
 #[derive(Clone, Copy, Debug, Default)]
 struct Partial {
     contents: [u64; MAX_PARTS],
     count: u8,
 }
 
-/// The side that receives, for one link. Transactions of an interface come out in the order in which they were sent.
+/// The receiving side of one link. Transactions of one interface come out in the order in which they were sent.
 #[derive(Debug, Default)]
 pub struct Ingress {
     partial: BTreeMap<(u8, TransactionKind), Partial>,
@@ -39,10 +39,10 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    /// A databeat has come: the transaction that is whole with it, and its interface.
+    /// Takes a databeat that has come. Returns the transaction that is complete with it, and its interface, if any.
     ///
     /// # Errors
-    /// [`IngressError`]; the transactions behind it are taken again.
+    /// [`IngressError`]. Later transactions are accepted as before.
     pub fn accept(&mut self, bits: u64) -> Result<Option<(u8, BusTransaction)>, IngressError> {
         let result = self.take(bits);
         self.dropped += u64::from(result.is_err());
@@ -55,7 +55,7 @@ impl Ingress {
         let partial = self.partial.entry(key).or_default();
         let due = partial.count;
         if part != due {
-            // The first part of the next one may be this one.
+            // If this is a first part, it begins the next transaction.
             *partial = Partial::default();
             if part != 0 {
                 self.partial.remove(&key);
@@ -72,20 +72,21 @@ impl Ingress {
             self.partial.remove(&key);
         }
         match (whole, lost) {
-            // A transaction of one part that comes while another of its kind is not whole: there is none.
+            // `lost` is `None` here: only a transaction of one part could be complete after a loss, and such a
+            // transaction is never incomplete.
             (Some(transaction), _) => Ok(Some((interface, transaction))),
             (None, Some(error)) => Err(error),
             (None, None) => Ok(None),
         }
     }
 
-    /// Databeats that were dropped, or that showed that others were.
+    /// Number of databeats that were dropped, or that showed that other databeats were lost.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Whether no transaction has come in part.
+    /// Whether no transaction is incomplete.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.partial.is_empty()

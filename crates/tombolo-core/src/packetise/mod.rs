@@ -8,9 +8,10 @@
 //!  databeats of a link ──► by interface and kind ──► transactions
 //! ```
 //!
-//! [`Egress`] is the side that sends, of a compute block (requests) as of a memory block (answers); [`Ingress`] the side that receives. A
-//! burst stays on one link, so that its data come behind its address; the next burst takes the next link. [`Accesses`] cuts accesses to memory
-//! into bursts, and [`Bursts`] puts them together where the memory is.
+//! [`Egress`] is the side that sends: the requests of a compute block, or the answers of a memory block.
+//! [`Ingress`] is the side that receives. A burst stays on one link, so that its data come behind its address. The
+//! next burst takes the next link. [`Accesses`] cuts accesses to memory into bursts, and [`Bursts`] puts the bursts
+//! together at the memory block.
 
 mod access;
 mod egress;
@@ -20,11 +21,12 @@ pub use access::{Accesses, BurstError, Bursts, BusAccess, BusOperation, MemoryBu
 pub use egress::{Cycle, Egress, Pacing};
 pub use ingress::{Ingress, IngressError};
 
-/// Interfaces and links are numbered by eight bits; more would not fit a databeat.
+/// Most interfaces, and most links. Eight bits number each of them, and a databeat has no room for more.
 pub const MAX_INTERFACES: usize = 256;
 
-/// Any bytes as databeats of one link: no panic, and what comes out whole is cut into the same databeats again. Bursts that come whole of
-/// that are answered, and answers of nobody's accesses end none. For tests and fuzzers alone.
+/// For tests and fuzzers only: takes any bytes as databeats of one link. Nothing may panic. A transaction that
+/// comes out whole ends with the same databeat when it is cut again. Bursts that come out whole are answered, and
+/// an answer to no access ends none.
 #[doc(hidden)]
 pub fn fuzzing(bytes: &[u8]) {
     let (mut ingress, mut bursts, mut accesses) =

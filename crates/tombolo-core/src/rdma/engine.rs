@@ -147,7 +147,7 @@ impl Engine {
         }
     }
 
-    /// State of a path. `None` if the path was never added.
+    /// State of a path, also of one that is lost. `None` if the path was never added, or its peer is lost.
     #[must_use]
     pub fn path_status(&self, peer: PeerId, path: PathId) -> Option<PathStatus> {
         if self.initiator.knows(peer) { self.initiator.path_status(peer, path) } else { None }

@@ -41,8 +41,9 @@ impl ClassPicker {
         Some((Class::ALL[chosen], due.is_some()))
     }
 
-    /// Counts a block that skips the queue against the lower classes with work. Returns `false`, and counts
-    /// nothing, if one of those classes is due.
+    /// A block of the highest class is about to skip the queue: counts, for each lower class with work, that it is
+    /// passed over once more. Returns `false`, and counts nothing, if one of these classes was passed over as often
+    /// as the bound allows.
     pub(crate) fn pass_over_lower(&mut self, has_work: [bool; Class::COUNT]) -> bool {
         let waiting = |class: &usize| has_work[*class];
         if (1..Class::COUNT).filter(waiting).any(|class| self.passed_over[class] >= self.bound) {

@@ -57,7 +57,8 @@ pub enum Event {
     Receipt,
     /// The block is refused.
     Nack,
-    /// The block is sent again: after a timeout, a fast retransmission, a resume or a delay.
+    /// The block is sent again: its timeout or its delay is over, its last transmission counts as lost, its path is
+    /// lost, or the peer has told it to resume.
     Resend,
     /// The notification is sent apart from the bytes.
     Notify,

@@ -8,14 +8,15 @@ use super::{FREE, OUT_OF_DATA, after};
 /// How a connection transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Bytes of data in a send buffer, and of the receive buffer; both sides have the same.
+    /// Bytes of data in a send buffer, and in the receive buffer. Both sides have the same sizes.
     pub buffer_bytes: u32,
-    /// Up to this many bytes are read by loads, and sent at once.
+    /// Up to this many bytes are fetched by loads. A call of [`Connection::send`] with at most this many bytes
+    /// publishes them at once if all of them fit.
     pub small_bytes: u32,
 }
 
 impl Default for Config {
-    /// Those of SDP §4.2: a quarter of a buffer of 1 MB, and loads up to 512 bytes.
+    /// The values of SDP §4.2: a quarter of a buffer of 1 MB, and loads up to 512 bytes.
     fn default() -> Self {
         Self { buffer_bytes: 256 << 10, small_bytes: 512 }
     }
@@ -30,7 +31,7 @@ pub enum Method {
     Dma,
 }
 
-/// Which call that waits may go on.
+/// Which waiting call of the program may go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// There is room to send.
@@ -42,38 +43,40 @@ pub enum Wake {
 /// What the driver is to do, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Write the size, then the number into the own send buffer.
+    /// Write the size, then the sequence number, into the own send buffer.
     Publish {
-        /// The number.
+        /// The sequence number.
         sequence: u32,
         /// Bytes of data.
         size: u32,
     },
     /// Interrupt the other side, which then calls [`Connection::signalled`].
     Signal,
-    /// Read number and size of the other side's send buffer; then [`Connection::looked`].
+    /// Read number and size of the other side's send buffer. Then call [`Connection::looked`].
     Look,
-    /// Copy this many bytes from the start of the other side's send buffer into the receive buffer; then call [`Connection::fetched`].
+    /// Copy bytes from the start of the other side's send buffer into the receive buffer. Then call
+    /// [`Connection::fetched`].
     Fetch {
-        /// How many.
+        /// Number of bytes.
         bytes: u32,
-        /// How.
+        /// How to copy them.
         by: Method,
     },
-    /// Write [`FREE`] into the number of the other side's send buffer.
+    /// Write [`FREE`] in place of the number in the other side's send buffer.
     Release,
-    /// A program that waits goes on.
+    /// Let a waiting call of the program go on.
     Wake(Wake),
-    /// Tell the other side that the connection is closed, and interrupt it: it calls [`Connection::closed_by_peer`].
+    /// Tell the other side that the connection is closed, and interrupt it. It then calls
+    /// [`Connection::closed_by_peer`].
     Finish,
 }
 
-/// What a call to receive gives.
+/// What [`Connection::receive`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// These bytes of the receive buffer. They are the program's, and are to be copied before the next action.
+    /// Bytes for the program, at this place of the receive buffer. Copy them before the next action.
     Bytes(Range<u32>),
-    /// Nothing yet: [`Wake::Receiver`] says when.
+    /// Nothing yet. [`Wake::Receiver`] says when to call again.
     Later,
     /// The other side sends no more.
     End,
@@ -82,35 +85,35 @@ pub enum Received {
 /// Why a call cannot be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SdpError {
-    /// This side has said that it sends no more.
+    /// This side has closed this direction of the connection.
     #[error("this side has closed the connection")]
     Closed,
     /// The other side has closed the connection.
     #[error("the other side has closed the connection")]
     PeerClosed,
-    /// The other side's memory could not be read.
+    /// The other side's memory could not be read or written.
     #[error("the other side cannot be reached")]
     Unreachable,
-    /// The other side's buffer has a number that cannot be, or a size beyond the buffer.
+    /// The other side's buffer has an unexpected number, or a size of 0 or beyond the buffer.
     #[error("the other side's buffer says {sequence} and {size} bytes, which cannot be")]
     Protocol {
-        /// Its number.
+        /// The number found there.
         sequence: u32,
-        /// Its size.
+        /// The size found there.
         size: u32,
     },
 }
 
-/// What becomes of the other side's data.
+/// State of taking the other side's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Intake {
-    /// The program has not asked.
+    /// Nothing is under way: the program has not asked for more.
     Idle,
-    /// The fields are being read; a signal has come meanwhile.
+    /// The other side's fields are being read. `again`: a signal has come meanwhile.
     Looking { again: bool },
-    /// There was nothing: a signal says when to look again.
+    /// There were no data. After a signal, this side looks again.
     Waiting,
-    /// Data are being taken.
+    /// Data are being copied into the receive buffer.
     Fetching { bytes: u32 },
 }
 
@@ -118,22 +121,23 @@ enum Intake {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Ending {
     No,
-    /// It sends no more.
+    /// This side sends no more.
     Half,
-    /// It receives no more either.
+    /// This side receives no more either.
     Whole,
 }
 
 /// One side of a connection. See the module's documentation.
 ///
-/// Wherever a method asks for `own`, it is the number that stands in the own send buffer now: the other side changes it. What
-/// [`Connection::poll`] gives is carried out before any other method is called.
+/// The parameter `own` of a method is the number that the own send buffer has now, which the other side changes.
+/// Carry out what [`Connection::poll`] returns before any other method is called.
 #[derive(Debug)]
 pub struct Connection {
     config: Config,
     /// Bytes in the own send buffer.
     filled: u32,
-    /// The number of the own buffer, while the other side has not released it; and whether it stands there: until then [`FREE`] does.
+    /// The number of the data in the own send buffer, until the other side has released them. While `is_visible` is
+    /// false, the number is not written yet, and the buffer still has [`FREE`].
     published: Option<u32>,
     is_visible: bool,
     /// The number for the next data.
@@ -142,10 +146,10 @@ pub struct Connection {
     ending: Ending,
     has_said_end: bool,
     has_finished: bool,
-    /// The number of the other side's next data.
+    /// The number that the other side's next data will have.
     expected: u32,
     intake: Intake,
-    /// What the program has not taken out of the receive buffer.
+    /// The place of the receive buffer that has bytes for the program.
     held: Range<u32>,
     peer_is_out: bool,
     peer_has_closed: bool,
@@ -154,7 +158,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection that was established. Its buffers have room for `config.buffer_bytes`, at least 1.
+    /// An established connection. Each of its buffers has room for `config.buffer_bytes`, at least 1.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -177,18 +181,19 @@ impl Connection {
         }
     }
 
-    /// What the driver is to do next.
+    /// The next action for the driver.
     pub fn poll(&mut self) -> Option<Action> {
         let action = self.actions.pop_front();
         self.is_visible |= matches!(action, Some(Action::Publish { .. }));
         action
     }
 
-    /// The program wants to send so many bytes: the place in the own send buffer for as many of them as there is room for, to which they
-    /// are to be copied before the next action. An empty place: none now, and [`Wake::Sender`] says when (of no bytes at all it says nothing).
+    /// Reserves a place in the own send buffer for up to `wanted_bytes` bytes of the program, as many as there is
+    /// room for. Copy the bytes there before the next action. An empty place means that there is no room now.
+    /// [`Wake::Sender`] then says when to call again, unless `wanted_bytes` is 0.
     ///
     /// # Errors
-    /// [`SdpError`]; nothing is sent any more.
+    /// [`SdpError`]. Nothing can be sent any more.
     pub fn send(&mut self, own: u32, wanted_bytes: u32) -> Result<Range<u32>, SdpError> {
         self.check()?;
         if self.ending > Ending::No {
@@ -212,10 +217,10 @@ impl Connection {
         Ok(place)
     }
 
-    /// The program wants to receive so many bytes at most. What it has sent and is still here goes first.
+    /// Gives the program at most `wanted_bytes` received bytes. Publishes what is in the send buffer first.
     ///
     /// # Errors
-    /// [`SdpError::Closed`], [`SdpError::Protocol`].
+    /// [`SdpError::Closed`], [`SdpError::Protocol`], [`SdpError::Unreachable`].
     pub fn receive(&mut self, own: u32, wanted_bytes: u32) -> Result<Received, SdpError> {
         if self.ending == Ending::Whole {
             return Err(SdpError::Closed);
@@ -238,19 +243,19 @@ impl Connection {
         Ok(Received::Later)
     }
 
-    /// The program sends no more; what is here still goes.
+    /// Ends sending. What is in the send buffer is still sent.
     pub fn shutdown(&mut self, own: u32) {
         self.end(own, Ending::Half);
     }
 
-    /// The program is done with the connection; what it has sent still goes.
+    /// Closes the connection. What is in the send buffer is still sent.
     pub fn close(&mut self, own: u32) {
         self.end(own, Ending::Whole);
     }
 
     fn end(&mut self, own: u32, ending: Ending) {
         self.ending = self.ending.max(ending);
-        // Who waits in a call hears that it is over.
+        // Waiting calls go on and return that this direction is closed.
         self.actions.push_back(Action::Wake(Wake::Sender));
         if ending == Ending::Whole {
             self.actions.push_back(Action::Wake(Wake::Receiver));
@@ -261,7 +266,8 @@ impl Connection {
         self.discard();
     }
 
-    /// The program has closed: this side takes what the other side still sends and drops it, so that the other side can end, too.
+    /// After the program has closed the connection, takes and drops what the other side still sends, so that the
+    /// other side can end, too.
     fn discard(&mut self) {
         if self.ending == Ending::Whole && self.intake == Intake::Idle && !self.peer_is_out {
             self.held = 0..0;
@@ -269,14 +275,14 @@ impl Connection {
         }
     }
 
-    /// The program ends the connection at once: what the other side has not taken is lost.
+    /// Ends the connection at once. What the other side has not taken is lost.
     pub fn abort(&mut self) {
         (self.ending, self.published, self.filled) = (Ending::Whole, None, 0);
         self.actions.extend([Action::Wake(Wake::Sender), Action::Wake(Wake::Receiver)]);
         self.go_on();
     }
 
-    /// The other side's memory could not be read, or written.
+    /// Records that the other side's memory could not be read or written.
     pub fn failed(&mut self) {
         self.fail(SdpError::Unreachable);
     }
@@ -288,19 +294,20 @@ impl Connection {
         self.go_on();
     }
 
-    /// The other side has sent a signal.
+    /// Handles a signal of the other side.
     pub fn signalled(&mut self, own: u32) {
         self.see(own);
         match &mut self.intake {
             Intake::Waiting => self.look(),
             Intake::Looking { again } => *again = true,
-            // A program that asks later looks then.
+            // The next call of the program to receive looks at the buffer.
             Intake::Idle | Intake::Fetching { .. } => {}
         }
     }
 
-    /// What stands in the other side's send buffer. What the other side has written before is here before this answer: so one that has
-    /// closed the connection, and may use its buffer for another one, is known to have.
+    /// Handles the fields of the other side's send buffer. Earlier writes of the other side arrive before these
+    /// fields do. So if the other side has closed the connection, and uses its buffer for another one now, this
+    /// side knows that already and ignores the fields.
     pub fn looked(&mut self, sequence: u32, size: u32) {
         let Intake::Looking { again } = self.intake else { return };
         if self.is_deaf() {
@@ -327,7 +334,7 @@ impl Connection {
         }
     }
 
-    /// The data are in the receive buffer.
+    /// Records that the data are in the receive buffer.
     pub fn fetched(&mut self) {
         let Intake::Fetching { bytes } = self.intake else { return };
         if self.is_deaf() {
@@ -340,26 +347,27 @@ impl Connection {
         self.discard();
     }
 
-    /// The other side has closed the connection: all that it sent was taken before.
+    /// Records that the other side has closed the connection, after all that it sent was taken.
     pub fn closed_by_peer(&mut self) {
         if !std::mem::replace(&mut self.peer_has_closed, true) {
             self.actions.extend([Action::Wake(Wake::Receiver), Action::Wake(Wake::Sender)]);
         }
     }
 
-    /// Whether nothing of the other side counts any more: it has closed, or said what cannot be.
+    /// Whether data of the other side are ignored: it has closed the connection, or an error was found.
     fn is_deaf(&self) -> bool {
         self.peer_has_closed || self.error.is_some()
     }
 
-    /// Whether the buffers may go: this side has closed, and has said so, or the other one has. An answer to [`Action::Look`] that is still on
-    /// its way is not to be given to another connection.
+    /// Whether the buffers may be reused: this side has closed the connection, and either it has said so or the
+    /// other side has closed, too. An answer to [`Action::Look`] may still be on its way: do not hand it to another
+    /// connection.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.ending == Ending::Whole && (self.has_finished || self.peer_has_closed) && self.actions.is_empty()
     }
 
-    /// Whether there is something that the other side has not taken.
+    /// Whether the other side has not yet taken all bytes of the send buffer.
     #[must_use]
     pub fn has_unsent(&self) -> bool {
         self.filled > 0 || self.published.is_some()
@@ -369,7 +377,7 @@ impl Connection {
         self.error.map_or(Ok(()), Err)
     }
 
-    /// What stands in the own send buffer.
+    /// Handles the number in the own send buffer: [`FREE`] if the other side has taken the data.
     fn see(&mut self, own: u32) {
         if self.published.is_some() && self.is_visible && own == FREE {
             (self.published, self.filled) = (None, 0);
@@ -380,7 +388,7 @@ impl Connection {
         }
     }
 
-    /// Gives what is in the send buffer to the other side, if it is not there already.
+    /// Publishes what is in the send buffer, if it is not published already.
     fn publish(&mut self) {
         if self.filled > 0 && self.published.is_none() {
             let sequence = self.next;
@@ -390,9 +398,10 @@ impl Connection {
         }
     }
 
-    /// Ends what can be ended by now.
+    /// Tells the other side the end of sending, and the end of the connection, if this side has closed and
+    /// everything is taken.
     fn go_on(&mut self) {
-        // Of one that cannot be reached, or lies, nothing is waited for.
+        // After an error nothing is waited for: the other side cannot be reached, or breaks the protocol.
         if self.ending == Ending::No || (self.has_unsent() && self.error.is_none()) {
             return;
         }

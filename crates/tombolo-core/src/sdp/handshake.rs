@@ -1,5 +1,5 @@
-//! How a connection begins (SDP §4.2.3, Fig 4.4): both sides know only registers that both can write, and end with the address of the
-//! other's send buffer.
+//! How a connection begins (SDP §4.2.3, Fig 4.4). At first the two sides share only registers that both can write.
+//! At the end each side knows the address of the other's send buffer.
 //!
 //! ```text
 //!   server                                   client
@@ -15,19 +15,21 @@
 //!   established                      ◄─────  established
 //! ```
 //!
-//! The id is the server's number of this attempt. It stands beside who the client is, and in what the client confirms, so that what another
-//! client, or this one at an earlier attempt, has written is not taken for an answer: the attempt ends by its time then. The register for the
-//! confirmation, and two for the end of a connection, are ours: the document has one signal for the one, and one register for the other.
+//! The id is the server's number of this attempt. The client writes it beside its introduction and into its
+//! confirmation. So the server does not take for an answer what another client has written, or this client in an
+//! earlier attempt: the attempt then ends by its timeout. Three registers differ from the document: one for the
+//! confirmation, where the document has only a signal, and two for the end of a connection, where the document has
+//! one.
 
-/// Registers that both sides can read and write.
+/// Number of registers that both sides can read and write.
 pub const MAILBOXES: usize = 7;
 
-/// What stands in which register.
+/// The registers, by their contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mail {
-    /// The port on which the server listens; 0 if it does not.
+    /// The port on which the server listens, or 0 if it does not listen.
     Port = 0,
-    /// The id of its attempt.
+    /// The id of the server's attempt.
     Offer = 1,
     /// The address of the client's buffer, in units of pages.
     Buffer = 2,
@@ -37,18 +39,18 @@ pub enum Mail {
     Confirm = 4,
     /// The id of a connection, or of an attempt, that the server has closed.
     ServerFinish = 5,
-    /// That of one that the client has.
+    /// The id of a connection, or of an attempt, that the client has closed.
     ClientFinish = 6,
 }
 
-/// Who a client is.
+/// A client's introduction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
-    /// Its network address.
+    /// The client's network address.
     pub address: u32,
-    /// Its port.
+    /// The client's port.
     pub port: u16,
-    /// The attempt that it answers.
+    /// The attempt that the client answers.
     pub id: u32,
 }
 
@@ -57,15 +59,16 @@ pub struct Hello {
 pub enum Step {
     /// Write a register.
     Write(Mail, u32),
-    /// Write a size of 0 and [`super::FREE`] into the own send buffer: what stood there was of another connection, or of this beginning.
+    /// Write a size of 0 and [`super::FREE`] into the own send buffer, in place of what another connection or this
+    /// handshake has left there.
     Clear,
-    /// Write this into the own send buffer; its first word, where the server will write, is 0.
+    /// Write this introduction into the own send buffer, with 0 in the first word, where the server will write.
     Introduce(Hello),
-    /// Map the other side's buffer.
+    /// Map the other side's buffer at this address.
     Map(u32),
-    /// Read who the client is from its buffer, which was mapped; then [`Accept::introduced`].
+    /// Read the client's introduction from its buffer, which was mapped. Then call [`Accept::introduced`].
     Read,
-    /// Write the own buffer's address into the first word of the client's.
+    /// Write this address, that of the own buffer, into the first word of the client's buffer.
     Reply(u32),
     /// Interrupt the other side.
     Signal,
@@ -74,11 +77,11 @@ pub enum Step {
 /// A connection that both sides know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Established {
-    /// Its id.
+    /// The id of the attempt by which it began.
     pub id: u32,
-    /// The other side's buffer.
+    /// The address of the other side's buffer.
     pub buffer: u32,
-    /// Who the client is; on the client's side, itself.
+    /// The client's introduction. On the client's side: its own.
     pub hello: Hello,
 }
 
@@ -97,19 +100,19 @@ pub enum HandshakeError {
 enum Waits {
     /// For a client.
     Client,
-    /// For what stands in the client's buffer.
+    /// For the introduction in the client's buffer.
     Hello { buffer: u32 },
     /// For the client's last signal.
     Signal { established: Established },
-    /// For nothing: the connection is there.
+    /// For nothing: the connection is established.
     Nothing,
 }
 
-/// The server's side of one connection that is to come.
+/// The server's side of the handshake for one connection.
 #[derive(Debug)]
 pub struct Accept {
     id: u32,
-    /// The own send buffer.
+    /// The address of the own send buffer.
     buffer: u32,
     port: u16,
     waits: Waits,
@@ -119,7 +122,8 @@ pub struct Accept {
 }
 
 impl Accept {
-    /// Waits on a port. `id`: a random number, not 0. A client that has begun has to go on within `timeout_ns`, else another may.
+    /// Waits for a client on a port. `id`: a random number, not 0. A client that has begun has to complete the
+    /// handshake within `timeout_ns`. After that another client may begin.
     #[must_use]
     pub fn new(port: u16, id: u32, buffer: u32, timeout_ns: u64) -> Self {
         let mut accept = Self {
@@ -146,16 +150,16 @@ impl Accept {
         ]);
     }
 
-    /// What the driver is to do.
+    /// The next step for the driver.
     pub fn poll(&mut self) -> Option<Step> {
         (!self.steps.is_empty()).then(|| self.steps.remove(0))
     }
 
-    /// A signal has come: what stands in the registers. Both sides' numbers, if the connection is there.
+    /// Handles a signal. `mail`: the contents of the registers. Returns the connection if it is established now.
     pub fn signalled(&mut self, now_ns: u64, mail: &[u32; MAILBOXES]) -> Option<Established> {
         let is_given_up = mail[Mail::ClientFinish as usize] == self.id;
         match self.waits {
-            // It may begin anew.
+            // The client has given up: the attempt is over at once, so that a client can begin again.
             Waits::Hello { .. } | Waits::Signal { .. } if is_given_up => {
                 self.answer_by_ns = Some(now_ns);
                 None
@@ -164,7 +168,7 @@ impl Accept {
                 let buffer = mail[Mail::Buffer as usize];
                 self.waits = Waits::Hello { buffer };
                 self.answer_by_ns = Some(now_ns.saturating_add(self.timeout_ns));
-                // No other client begins meanwhile.
+                // While the port is 0, no other client begins.
                 self.steps.extend([Step::Write(Mail::Port, 0), Step::Map(buffer), Step::Read]);
                 None
             }
@@ -175,12 +179,13 @@ impl Accept {
                 (self.waits, self.answer_by_ns) = (Waits::Nothing, None);
                 Some(established)
             }
-            // A signal for another connection, or of another client.
+            // The signal is for another connection, or of another client.
             Waits::Client | Waits::Hello { .. } | Waits::Signal { .. } | Waits::Nothing => None,
         }
     }
 
-    /// Who the client of this buffer is. One that answers another attempt is none: this one ends by its time.
+    /// Takes the introduction that was read from the client's buffer. An introduction that answers another attempt
+    /// is ignored: this attempt then ends by its timeout.
     pub fn introduced(&mut self, buffer: u32, hello: Hello) {
         if self.waits != (Waits::Hello { buffer }) || hello.id != self.id {
             return;
@@ -195,8 +200,9 @@ impl Accept {
         self.answer_by_ns
     }
 
-    /// Time has passed: a client that began and did not go on is given up and told, and the next one has a new id: a random number. A client
-    /// that is told of its attempt's end after it has a connection closes that.
+    /// Ends an attempt whose time is over. The client that began and did not complete it is given up and told. The
+    /// next attempt gets the id `next_id`, a random number. A client that has a connection already when it is told
+    /// that its attempt has ended closes that connection.
     pub fn elapsed(&mut self, now_ns: u64, next_id: u32) {
         if self.answer_by_ns.is_some_and(|by_ns| by_ns <= now_ns) {
             self.steps.extend([Step::Write(Mail::ServerFinish, self.id), Step::Signal]);
@@ -208,7 +214,7 @@ impl Accept {
     }
 }
 
-/// The client's side.
+/// The client's side of the handshake for one connection.
 #[derive(Debug)]
 pub struct Connect {
     id: u32,
@@ -218,10 +224,10 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// Begins. `mail`: what stands in the registers; `buffer`: the own send buffer.
+    /// Begins a handshake. `mail`: the contents of the registers. `buffer`: the address of the own send buffer.
     ///
     /// # Errors
-    /// [`HandshakeError::Refused`].
+    /// [`HandshakeError::Refused`], if no server waits for a client on that port.
     pub fn new(
         now_ns: u64,
         port: u16,
@@ -244,20 +250,20 @@ impl Connect {
         Ok(Self { id, hello, by_ns: now_ns.saturating_add(timeout_ns), steps })
     }
 
-    /// What the driver is to do.
+    /// The next step for the driver.
     pub fn poll(&mut self) -> Option<Step> {
         (!self.steps.is_empty()).then(|| self.steps.remove(0))
     }
 
-    /// A signal has come: the first word of the own buffer. The connection, if the server has answered; the steps that are left are to be
-    /// done.
+    /// Handles a signal. `first_word`: the first word of the own buffer. Returns the connection if the server has
+    /// answered. The remaining steps are still to be carried out.
     pub fn signalled(&mut self, first_word: u32) -> Option<Established> {
         if first_word == 0 {
             return None;
         }
         self.steps.extend([
             Step::Map(first_word),
-            // What the server wrote there is no number of a buffer.
+            // The address that the server wrote there is not a sequence number.
             Step::Clear,
             Step::Write(Mail::Confirm, self.id),
             Step::Signal,
@@ -265,17 +271,17 @@ impl Connect {
         Some(Established { id: self.id, buffer: first_word, hello: self.hello })
     }
 
-    /// When to give up.
+    /// When to call [`Connect::elapsed`].
     #[must_use]
     pub fn next_deadline(&self) -> u64 {
         self.by_ns
     }
 
-    /// Time has passed. The buffer may be used for something else only when the server offers another attempt: until then it may still be
-    /// written there.
+    /// Gives up if the time is over. After that, the buffer may be used for something else only when the server
+    /// offers another attempt: until then the server may still write to the buffer.
     ///
     /// # Errors
-    /// [`HandshakeError::TimedOut`]; the steps that are left tell the server.
+    /// [`HandshakeError::TimedOut`]. The remaining steps tell the server.
     pub fn elapsed(&mut self, now_ns: u64) -> Result<(), HandshakeError> {
         if now_ns < self.by_ns {
             return Ok(());
@@ -295,7 +301,8 @@ mod tests {
     const SERVER_BUFFER: u32 = 500;
     const CLIENT_BUFFER: u32 = 600;
 
-    /// Registers, and the first two words of each buffer, with who a client is beside it.
+    /// What both sides share: the registers, the first two words of each buffer, and the introductions in the
+    /// buffers.
     #[derive(Default)]
     struct Bridge {
         mail: [u32; MAILBOXES],
@@ -362,7 +369,7 @@ mod tests {
     #[test]
     fn nine_steps_lead_to_a_connection_that_both_know_and_whose_buffers_are_clear() {
         let mut bridge = Bridge::default();
-        // What an earlier connection has left.
+        // Left by an earlier connection.
         bridge.words.insert(SERVER_BUFFER, [OUT_OF_DATA, 0]);
         let mut accept = listening(&mut bridge);
         assert_eq!(accept.signalled(0, &bridge.mail), None, "a signal for another connection");
@@ -370,7 +377,7 @@ mod tests {
         assert_eq!(connect.signalled(bridge.first_word(CLIENT_BUFFER)), None);
         assert_eq!(accept.signalled(0, &bridge.mail), None);
         bridge.server(&mut accept);
-        // Another one's signal is not the client's last one.
+        // A signal of another client does not end the handshake.
         assert_eq!(accept.signalled(0, &bridge.mail), None);
         let client = connect.signalled(bridge.first_word(CLIENT_BUFFER)).expect("an answer");
         bridge.client(&mut connect, CLIENT_BUFFER);
@@ -409,7 +416,7 @@ mod tests {
         let mut first = begun(&mut bridge, CLIENT_BUFFER, 0);
         accept.signalled(10, &bridge.mail);
         bridge.server(&mut accept);
-        // While it is being answered no other begins.
+        // While the server answers the first client, no other client begins.
         assert!(Connect::new(10, PORT, &bridge.mail, HELLO, 700, TIMEOUT_NS).is_err());
         assert_eq!(accept.next_deadline(), Some(1_010));
         accept.elapsed(1_009, 78);
@@ -417,7 +424,7 @@ mod tests {
         accept.elapsed(1_010, 78);
         bridge.server(&mut accept);
         assert_eq!(bridge.mail[Mail::ServerFinish as usize], 77);
-        // The first one goes on now: what it writes is of its attempt.
+        // The first client goes on now: what it writes belongs to its old attempt.
         let late = first.signalled(bridge.first_word(CLIENT_BUFFER)).expect("it was answered");
         bridge.client(&mut first, CLIENT_BUFFER);
         assert_eq!((late.id, accept.signalled(1_011, &bridge.mail)), (77, None));
@@ -430,14 +437,15 @@ mod tests {
         assert_eq!((server.id, server.buffer), (78, 700));
     }
 
-    /// Two clients answer one offer: the buffer of one and the id of the other come to no connection, and then one does.
+    /// Two clients answer one offer. The buffer of one with the id of the other leads to no connection. A later
+    /// attempt does.
     #[test]
     fn clients_that_write_over_each_other_try_again() {
         let mut bridge = Bridge::default();
         let mut accept = listening(&mut bridge);
         let mut first = begun(&mut bridge, CLIENT_BUFFER, 0);
         let mut second = begun(&mut bridge, 700, 0);
-        // The first one's address comes last.
+        // The first client's address is written last.
         bridge.mail[Mail::Buffer as usize] = CLIENT_BUFFER;
         bridge.hellos.insert(CLIENT_BUFFER, Hello { id: 76, ..HELLO });
         accept.signalled(0, &bridge.mail);
@@ -447,7 +455,7 @@ mod tests {
             assert_eq!(connect.elapsed(1_000), Err(HandshakeError::TimedOut));
         }
         bridge.client(&mut second, 700);
-        // It was told, and need not wait for its own time.
+        // The server was told, and need not wait for its own timeout.
         accept.signalled(500, &bridge.mail);
         accept.elapsed(500, 0);
         bridge.server(&mut accept);

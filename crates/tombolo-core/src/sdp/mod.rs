@@ -1,15 +1,17 @@
 //! Sockets Direct (SDP ch. 4): a stream of bytes through a buffer at the sender, which the receiver empties.
 //!
-//! **What.** Each side of a connection has a *send buffer* that the other side can read, and a *receive buffer* of its own. A send buffer
-//! has three fields: a sequence number, a size, and data. The sender fills the data and writes a number; the receiver reads number and size,
-//! takes the data (by loads if they are few, else by DMA), and writes [`FREE`] in place of the number. Each then signals the other, which may
-//! be asleep.
+//! **What.** Each side of a connection has a *send buffer* that the other side can read, and a *receive buffer* of
+//! its own. A send buffer has three fields: a sequence number, a size, and data. The sender fills in the data and
+//! the size, and then writes a number. The receiver reads number and size, takes the data (by loads if they are
+//! few, otherwise by DMA), and writes [`FREE`] in place of the number. After its part, each side signals the other,
+//! which may be asleep.
 //!
-//! **Why.** What is sent is copied once into memory that was registered once. The receiver drives the transfer, and so nothing is sent for
-//! which it has no room.
+//! **Why.** The sender copies its bytes once, into memory that was registered once. The receiver drives the
+//! transfer, so nothing is transferred for which it has no room.
 //!
-//! **How.** [`Connection`] is a plain state machine, as the others here: calls of the program and of the driver go in, [`Action`]s come out,
-//! and the driver moves the bytes. [`Accept`] and [`Connect`] are the two sides of the nine steps by which a connection begins.
+//! **How.** [`Connection`] is a plain state machine, like the others in this crate: calls of the program and of the
+//! driver go in, [`Action`]s come out, and the driver moves the bytes. [`Accept`] and [`Connect`] are the two sides
+//! of the nine steps by which a connection begins.
 //!
 //! ```text
 //!   sender                                   receiver
@@ -28,10 +30,10 @@ pub use handshake::{Accept, Connect, Established, HandshakeError, Hello, MAILBOX
 
 /// The sequence number of a buffer whose data were taken.
 pub const FREE: u32 = 0;
-/// That of a buffer whose sender has nothing more to send.
+/// The sequence number of a buffer whose sender has nothing more to send.
 pub const OUT_OF_DATA: u32 = u32::MAX;
 
-/// The number after this one: neither of those that mean something else.
+/// The sequence number after this one, without [`FREE`] and [`OUT_OF_DATA`].
 fn after(sequence: u32) -> u32 {
     match sequence.wrapping_add(1) {
         FREE | OUT_OF_DATA => 1,

@@ -80,7 +80,8 @@ enum Asked {
 
 #[derive(Debug)]
 struct Member {
-    /// The lender that it became when it was reached last; `None` after that lender is lost.
+    /// The member's number as a lender. It gets a new one each time it is reached. `None` from the loss of that
+    /// lender until the member is reached again.
     lender: Option<LenderId>,
     is_silent: bool,
     /// It is being drained because it is about to end.

@@ -52,7 +52,8 @@ const GUARD_BYTES: u64 = 8 * 1024;
 const LEND_BYTES: u64 = 128 * 1024;
 /// The name of the segment that the node has from the beginning.
 const NAME: &str = "kept";
-/// The honest neighbour's segment at the node, which is the first that is given out, and the node's at it.
+/// Number of the segment that the node lends to its honest neighbour, and also of the one that this neighbour lends
+/// to the node: each is the first that its lender gives out.
 const SEGMENT: u16 = 1;
 /// The program's domain.
 const DOMAIN: u16 = 1;

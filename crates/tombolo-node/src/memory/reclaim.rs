@@ -33,9 +33,9 @@ use crate::memory::blocking::{Owner, Pools};
 
 /// Bytes unmapped in one step.
 const UNMAP_BYTES: usize = 64 << 20;
-/// Bytes given back in one step. This takes half a millisecond, so that a thread that wants room does not wait long for
-/// a piece whose thread has no processor. Whole huge pages, since a huge page that lies in two pieces is emptied part
-/// by part.
+/// Size of a piece, which is given back in one step of about half a millisecond. So a thread that has claimed a piece
+/// and then got no processor needs little time to finish it, and a thread that wants room does not wait long for
+/// that. A multiple of the size of a huge page, since a huge page that lies in two pieces is emptied part by part.
 const EMPTY_BYTES: usize = 4 << 20;
 /// How long after a thread that waits for room has helped to free, it is expected to help again: it does so every
 /// millisecond, when it has a processor. A bound, not a measurement.

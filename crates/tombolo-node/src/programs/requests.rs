@@ -210,8 +210,9 @@ enum Work {
     AwaitRoom(u64, Wanted, Instant),
     Allocate(Allocation, Room, Wanted),
     OpenWindow(u64),
-    /// The window at this address was revoked and cannot be found any more. With the memory that it moves to, and since
-    /// when.
+    /// The window at this address was revoked, so no new transfer reaches it. Waits until no earlier transfer uses
+    /// it, and then answers with this memory, to which its contents are to move. The time is that at which the wait
+    /// began.
     Withdraw(u64, Arc<SharedMemory>, Instant),
     /// Waits for the answer of another node.
     AwaitWindow(AskedWindow),

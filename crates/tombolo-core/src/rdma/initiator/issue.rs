@@ -133,7 +133,8 @@ impl Initiator {
         self.enqueue(index, class);
     }
 
-    /// Issues the next block of a transfer: the block takes a slot, which is returned.
+    /// Issues the next block of a transfer, which takes a free transaction slot. Returns the slot's index, or `None`
+    /// if the peer is gone or may take no further slot, or no slot is free.
     fn issue(&mut self, now: Time, index: u32) -> Option<u32> {
         let is_throttled = self.is_throttled(now, index);
         let transfer = &mut self.transfers.entries[index as usize];
