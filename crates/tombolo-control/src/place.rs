@@ -192,7 +192,7 @@ pub fn directories() -> Vec<PathBuf> {
         let named = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
         named.unwrap_or_else(|| PathBuf::from(format!("/run/user/{user_id}"))).join("tombolo")
     };
-    // Root has one place, logged in or not: users who log in later ask the services.
+    // Root has one place, logged in or not.
     let first = if user_id == 0 { PathBuf::from("/run/tombolo") } else { of_session() };
     vec![first, fallback]
 }

@@ -75,7 +75,7 @@ enum Command {
     Run(run::Arguments),
     /// List what runs here: programs on far memory, nodes, uplinks.
     Ps(ps::Arguments),
-    /// Show programs on far memory, and their lenders, again and again.
+    /// Show what ps lists again and again, with rates.
     Top(top::Arguments),
     /// List, add or drain the lenders of a program while it runs.
     Lenders(lenders::Arguments),
@@ -92,7 +92,7 @@ enum Command {
     Rm(rm::Arguments),
     /// Measure round trips to a node.
     Ping(ping::Arguments),
-    /// Share a network interface among namespaces and virtual machines.
+    /// Share a network interface among namespaces, machines and VMs.
     Net(net::Arguments),
     /// Simulate machines in virtual time.
     Sim(sim::Arguments),

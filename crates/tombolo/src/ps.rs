@@ -47,7 +47,7 @@ const PORTS: [Column; 7] = [
 /// Arguments of `tombolo ps`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Of these kinds alone.
+    /// Only these kinds; all of them unless given.
     #[arg(value_name = "KIND")]
     kinds: Vec<What>,
     /// Print JSON, and nothing else.

@@ -55,7 +55,7 @@ pub struct Arguments {
     /// Print each look as JSON, on a line of its own, and nothing else.
     #[arg(long)]
     json: bool,
-    /// Of these kinds alone.
+    /// Only these kinds; all of them unless given.
     #[arg(value_name = "KIND")]
     kinds: Vec<What>,
 }
