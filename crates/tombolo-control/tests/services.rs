@@ -200,7 +200,8 @@ fn as_many_are_answered_at_once_as_there_is_room_for() {
         assert!(matches!(further, Err(AskError::Socket(UnixError::Closed))), "{further:?}");
         let short = Duration::from_millis(100);
         let refused = ask_once::<_, Value>(&service.path, Trust::Own, 3, &"quick", short);
-        assert!(matches!(refused, Err(AskError::Socket(UnixError::Closed))), "{refused:?}");
+        let is_given_up = matches!(refused, Err(AskError::Socket(UnixError::Closed) | AskError::TimedOut(_)));
+        assert!(is_given_up, "{refused:?}");
         // One that tries again is answered.
         let patient = scope.spawn(|| ask_once::<_, Value>(&service.path, Trust::Own, 3, &"quick", SOON));
         service.go.store(true, Ordering::SeqCst);
