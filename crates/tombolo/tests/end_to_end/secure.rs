@@ -36,7 +36,9 @@ impl Machine {
     fn allow(&self, keys: &[&str]) {
         fs::create_dir_all(self.file("allow").parent().unwrap()).unwrap();
         let lines: Vec<_> = keys.iter().map(|key| format!("{key} a friend\n")).collect();
-        fs::write(self.file("allow"), format!("# who may\n{}", lines.concat())).unwrap();
+        // A node may read the list at any time, and never sees half of it.
+        fs::write(self.file("allow.new"), format!("# who may\n{}", lines.concat())).unwrap();
+        fs::rename(self.file("allow.new"), self.file("allow")).unwrap();
     }
 
     fn start(&self, arguments: &[&str]) -> Running {
