@@ -77,8 +77,13 @@ pub struct Client {
 impl AskError {
     /// Whether no process listens there any more.
     pub fn is_gone(&self) -> bool {
-        matches!(self, Self::Socket(UnixError::Path { errno: Errno::CONNREFUSED | Errno::NOENT, .. }))
+        matches!(self, Self::Socket(error) if is_gone(error))
     }
+}
+
+/// Whether a connection failed because no process listens at its path any more.
+pub fn is_gone(error: &UnixError) -> bool {
+    matches!(error, UnixError::Path { errno: Errno::CONNREFUSED | Errno::NOENT, .. })
 }
 
 impl Client {

@@ -13,6 +13,6 @@ mod message;
 pub mod place;
 mod server;
 
-pub use client::{AskError, Client, Trust, ask_once};
+pub use client::{AskError, Client, Trust, ask_once, is_gone};
 pub use message::{MESSAGE_BYTES_MAX, Request, question};
 pub use server::{Server, Service};

@@ -111,7 +111,7 @@ pub struct Found {
 /// What was found, by name.
 #[derive(Debug, Default)]
 pub struct Finds {
-    /// Sockets of that kind at which somebody listens.
+    /// Services that are alive.
     pub found: Vec<Found>,
     /// Directories that were not looked into although this user's services may be there, with the reason.
     pub refused: Vec<String>,

@@ -4,7 +4,6 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::io::Errno;
 use tombolo_control::{AskError as ControlError, Trust};
 use tombolo_host::timing::net::OWNER_TIMEOUT;
 use tombolo_host::unix::{PeerIdentity, UnixError};
@@ -53,7 +52,7 @@ pub struct Client {
 impl AskError {
     /// Whether no process listens there any more.
     pub fn is_gone(&self) -> bool {
-        matches!(self, Self::Socket(UnixError::Path { errno: Errno::CONNREFUSED | Errno::NOENT, .. }))
+        matches!(self, Self::Socket(error) if tombolo_control::is_gone(error))
     }
 }
 

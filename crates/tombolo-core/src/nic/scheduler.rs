@@ -454,8 +454,8 @@ impl Scheduler {
         self.settle(id);
     }
 
-    /// What a port takes over of what another one owes that had its number before: one segment of the most bytes, or of the most frames, at most, since
-    /// that may have been somebody else's; nothing after a while.
+    /// What a port owes that gets the number of one that has gone: what that one owed, but no more than one segment of the most bytes, or of the most
+    /// frames, since the one that has gone may have been another user's. Nothing after [`DEBT_MEMORY_NS`].
     fn left_by(&self, before: &Port, gone_ns: u64, now_ns: u64) -> i64 {
         if now_ns.saturating_sub(gone_ns) > DEBT_MEMORY_NS {
             return 0;
@@ -895,6 +895,21 @@ mod tests {
         scheduler.remove(two);
         assert_eq!((scheduler.part(one), scheduler.part(two)), (Some(500), None));
         assert_eq!((scheduler.weights, scheduler.guaranteed), (1, 500));
+    }
+
+    /// However often a port is looked at: what time pays is not lost below whole bytes.
+    #[test]
+    fn what_time_pays_adds_up() {
+        let mut scheduler = Scheduler::new(Turns::Bytes, 0, 3000);
+        let id = PortId(0);
+        scheduler.shape(0, Some(100), 3000);
+        scheduler.set(0, id, Share::default());
+        scheduler.port(id).unwrap().credit = -100_000;
+        // A tenth of a byte each time, and 1000 bytes together.
+        for ms in 1..=10_000 {
+            scheduler.fill_allowance(ms * 1_000_000, id);
+        }
+        assert_eq!(scheduler.port(id).unwrap().credit, -99_000);
     }
 
     /// A frame costs its own port's look, and a share of the turns that it pays for, however many ports have caps, guarantees and
