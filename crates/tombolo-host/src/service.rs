@@ -8,8 +8,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The manager's end, and how often it wants to hear that this process is alive.
@@ -17,9 +16,17 @@ use std::time::{Duration, Instant};
 struct Manager {
     socket: UnixDatagram,
     watchdog: Option<Duration>,
-    begin: Instant,
-    /// Milliseconds from `begin` until it is to hear that again.
-    next_ms: AtomicU64,
+    /// Held while a message is sent: no other thread says "alive" after "stopping".
+    said: Mutex<Said>,
+}
+
+#[derive(Debug)]
+enum Said {
+    /// The manager is to hear again, at that time, that this process is alive.
+    Alive {
+        again: Instant,
+    },
+    Stopping,
 }
 
 static MANAGER: OnceLock<Option<Manager>> = OnceLock::new();
@@ -39,7 +46,7 @@ impl Manager {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
         socket.connect_addr(&address)?;
-        Ok(Self { socket, watchdog, begin: Instant::now(), next_ms: AtomicU64::new(0) })
+        Ok(Self { socket, watchdog, said: Mutex::new(Said::Alive { again: Instant::now() }) })
     }
 
     fn say(&self, text: &str) {
@@ -48,13 +55,21 @@ impl Manager {
 
     fn alive(&self) {
         let Some(watchdog) = self.watchdog else { return };
-        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let now_ms = ms(self.begin.elapsed());
-        if now_ms >= self.next_ms.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Said::Alive { again } = &mut *said
+            && now >= *again
+        {
             // Twice as often as the manager wants it.
-            self.next_ms.store(now_ms.saturating_add(ms(watchdog / 2)), Ordering::Relaxed);
+            *again = now + watchdog / 2;
             self.say("WATCHDOG=1");
         }
+    }
+
+    fn stopping(&self) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        *said = Said::Stopping;
+        self.say("STOPPING=1");
     }
 }
 
@@ -78,10 +93,10 @@ pub fn ready() {
     }
 }
 
-/// It is about to end.
+/// It is about to end. The manager hears nothing after that.
 pub fn stopping() {
     if let Some(manager) = manager() {
-        manager.say("STOPPING=1");
+        manager.stopping();
     }
 }
 
@@ -117,7 +132,7 @@ mod tests {
             // Once in half an hour.
             manager.alive();
             manager.alive();
-            manager.say("STOPPING=1");
+            manager.stopping();
             let mut heard = Vec::new();
             socket.set_nonblocking(true).unwrap();
             let mut buffer = [0; 64];
@@ -129,6 +144,30 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(Manager::connect(path.as_os_str(), None).is_err());
         assert!(Manager::connect(OsStr::new(""), None).is_err());
+    }
+
+    #[test]
+    fn stopping_is_the_last_that_a_manager_hears() {
+        for round in 0..2000 {
+            let name = format!("tombolo-service-{}-last-{round}", std::process::id());
+            let address = SocketAddr::from_abstract_name(name.as_bytes()).unwrap();
+            let socket = UnixDatagram::bind_addr(&address).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            let place = OsString::from(format!("@{name}"));
+            let manager = Manager::connect(&place, Some(Duration::from_nanos(2))).unwrap();
+            std::thread::scope(|scope| {
+                // A socket takes ten messages.
+                let alive = scope.spawn(|| (0..5).for_each(|_| manager.alive()));
+                manager.stopping();
+                alive.join().unwrap();
+            });
+            let mut last = String::new();
+            let mut buffer = [0; 64];
+            while let Ok(length) = socket.recv(&mut buffer) {
+                last = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            }
+            assert_eq!(last, "STOPPING=1");
+        }
     }
 
     #[test]
