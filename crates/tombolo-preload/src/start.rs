@@ -4,19 +4,16 @@
 //! libc has set `environ`; so it reads the environment from the kernel if need be.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sys::{self, call};
 use crate::{agent, control, forking};
-use tombolo_interpose::{thread, variables};
+use tombolo_interpose::switch::Switch;
+use tombolo_interpose::variables;
 use tombolo_pager_protocol::{ABSTRACT_NAME, VARIABLE};
 
-const NOT_YET: u32 = 0;
-const STARTING: u32 = 1;
-const FAR: u32 = 2;
-const LOCAL: u32 = 3;
-
-static STATE: AtomicU32 = AtomicU32::new(NOT_YET);
+/// On: far memory is served.
+static SWITCH: Switch = Switch::new();
 /// Mappings of at least this many bytes are far.
 static MINIMUM_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
@@ -32,7 +29,7 @@ struct Setting {
     abstract_length: usize,
 }
 struct Shared(UnsafeCell<Setting>);
-// SAFETY: written once, by the thread that moves STATE out of NOT_YET, before anyone reads it.
+// SAFETY: written once, by the one call of `start`, before anyone reads it.
 unsafe impl Sync for Shared {}
 static SETTING: Shared = Shared(UnsafeCell::new(Setting {
     text: [0; SETTING_MAX],
@@ -63,11 +60,7 @@ pub fn variable_value() -> &'static [u8] {
 
 /// Whether far memory is served in this process; starts it up at the first call.
 pub fn far() -> bool {
-    match STATE.load(Ordering::Acquire) {
-        FAR => true,
-        LOCAL => false,
-        _ => start(),
-    }
+    SWITCH.is_on(start)
 }
 
 /// Whether a mapping of this size should be far.
@@ -75,20 +68,12 @@ pub fn wants(length: usize) -> bool {
     far() && length >= MINIMUM_BYTES.load(Ordering::Relaxed)
 }
 
-#[cold]
 fn start() -> bool {
-    if STATE.compare_exchange(NOT_YET, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // This thread is inside start-up, which needs no far memory: another thread
-        // cannot exist before the first malloc.
-        return STATE.load(Ordering::Acquire) == FAR;
-    }
-    let far = set_up().is_some();
-    STATE.store(if far { FAR } else { LOCAL }, Ordering::Release);
-    far
+    set_up().is_some()
 }
 
 fn set_up() -> Option<()> {
-    // SAFETY: STATE says STARTING, so this thread is the only one here.
+    // SAFETY: SWITCH calls it once, when there is no other thread.
     let setting = unsafe { &mut *SETTING.0.get() };
     setting.length = variables::copy(VARIABLE, &mut setting.text)?;
     // Empty, it is as if it were not there.
@@ -125,11 +110,10 @@ fn establish() -> Result<(), i32> {
         // The agent would be the first process of that namespace, and the program's own child the second.
         return Err(libc::ECHILD);
     }
-    thread::learn_numbers();
-    forking::establish()?;
+    forking::WORD.establish()?;
     control::establish().and_then(|()| agent::start(0)).inspect_err(|_| {
         control::abandon();
-        forking::abandon();
+        forking::WORD.abandon();
     })
 }
 

@@ -12,7 +12,20 @@ fn second() -> String {
     let own = std::env::current_exe().unwrap();
     let examples = own.ancestors().nth(2).unwrap().join("examples");
     let path = examples.join("libsecond.so");
-    assert!(path.exists(), "{}: `cargo build -p tombolo-interpose --examples` builds it", path.display());
+    let how = "`cargo build -p tombolo-interpose --examples` builds it";
+    assert!(path.exists(), "{}: {how}", path.display());
+    // A test of this crate alone does not build it.
+    let changed = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tombolo-interpose");
+    for source in ["src", "examples"].iter().flat_map(|folder| fs::read_dir(package.join(folder)).unwrap()) {
+        let source = source.unwrap().path();
+        assert!(
+            changed(&source) <= changed(&path),
+            "{} is older than {}: {how}",
+            path.display(),
+            source.display()
+        );
+    }
     path.display().to_string()
 }
 
