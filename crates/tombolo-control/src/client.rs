@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tombolo_host::unix::{PeerIdentity, SeqpacketSocket, UnixError, UntrustedUser};
 
-use crate::message::{MESSAGE_BYTES_MAX, Request};
+use crate::message::{BUSY, MESSAGE_BYTES_MAX, Request};
 
 /// Between two attempts to connect where the queue of connections is full, and to pass descriptors that are not taken yet.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -29,6 +29,9 @@ pub enum AskError {
     /// What it says is no answer.
     #[error("the answer cannot be read: {0}")]
     NoAnswer(#[from] serde_json::Error),
+    /// It has as many clients as it takes.
+    #[error("it answers as many as it can already")]
+    Busy,
     /// It has said nothing for so long.
     #[error("no answer within {:?}", .0)]
     TimedOut(Duration),
@@ -43,7 +46,8 @@ pub enum Trust {
     Anybody,
 }
 
-/// Connects, asks, and waits for the answer. A service that has as many clients as it takes hangs up at once: then this is tried again.
+/// Connects, asks, and waits for the answer: all within `timeout`. A service that has as many clients as it takes says so, and is asked again.
+/// One that hangs up is not: it may have done what it was asked.
 ///
 /// # Errors
 /// [`AskError`].
@@ -56,11 +60,16 @@ pub fn ask_once<A: Serialize, R: DeserializeOwned>(
 ) -> Result<R, AskError> {
     let since = Instant::now();
     loop {
-        let left = timeout.saturating_sub(since.elapsed());
-        let asked = Client::connect(path, trust, left).and_then(|client| client.ask(version, ask, &[], left));
+        let left = || timeout.saturating_sub(since.elapsed());
+        let asked =
+            Client::connect(path, trust, left()).and_then(|client| client.ask(version, ask, &[], left()));
         match asked {
-            Err(AskError::Socket(UnixError::Closed)) if since.elapsed() < timeout => {
-                std::thread::sleep(PAUSE_WHERE_FULL);
+            Err(AskError::Busy) if !left().is_zero() => std::thread::sleep(PAUSE_WHERE_FULL),
+            Err(AskError::Socket(UnixError::Closed)) => {
+                // It may have ended meanwhile.
+                let again = Client::connect(path, trust, left()).map(drop);
+                let is_gone = again.as_ref().is_err_and(AskError::is_gone);
+                return Err(again.err().filter(|_| is_gone).unwrap_or(UnixError::Closed.into()));
             }
             Err(AskError::TimedOut(_)) => return Err(AskError::TimedOut(timeout)),
             asked => return asked,
@@ -116,7 +125,7 @@ impl Client {
         Ok(self.socket.peer()?)
     }
 
-    /// Asks, and waits for the answer.
+    /// Asks, and waits for the answer. After [`AskError::TimedOut`] the next answer may be the one to this question.
     ///
     /// # Errors
     /// [`AskError`].
@@ -141,7 +150,7 @@ impl Client {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.next(Some(timeout))?.ok_or(AskError::TimedOut(timeout))
+        self.next(Some(timeout.saturating_sub(since.elapsed())))?.ok_or(AskError::TimedOut(timeout))
     }
 
     /// The next answer; `None`: there was none for so long.
@@ -155,6 +164,9 @@ impl Client {
             match self.socket.receive(&mut buffer) {
                 Ok(received) => {
                     let message = buffer.get(..received.length_bytes).unwrap_or_default();
+                    if message == BUSY {
+                        return Err(AskError::Busy);
+                    }
                     return Ok(Some(serde_json::from_slice(message)?));
                 }
                 Err(UnixError::WouldBlock) => {}

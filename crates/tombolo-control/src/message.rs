@@ -7,6 +7,9 @@ use serde_json::Value;
 /// The longest message: with its overhead it fits into the room that the kernel gives a socket.
 pub const MESSAGE_BYTES_MAX: usize = 160 << 10;
 
+/// What a service says in place of an answer if it has as many clients as it takes. It has read no question then.
+pub(crate) const BUSY: &[u8] = b"busy";
+
 /// A question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request<A> {

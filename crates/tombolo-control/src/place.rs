@@ -11,7 +11,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use tombolo_host::unix::{SeqpacketListener, UnixError, remove_dead};
+use tombolo_host::unix::{Life, SeqpacketListener, UnixError, remove_dead};
 
 /// Names another directory for the sockets.
 const VARIABLE: &str = "TOMBOLO_RUNTIME_DIR";
@@ -157,7 +157,7 @@ fn find_in(directory: &Path, kind: Kind, is_first: bool, finds: &mut Finds) {
         // Names are shown: no service of ours has another.
         let Some(name) = name.filter(|name| *name == file_name(name)).map(str::to_owned) else { continue };
         // One that cannot be removed, or is busy, is asked.
-        if !remove_dead(&path).unwrap_or(false) {
+        if remove_dead(&path).unwrap_or(Life::MayLive) == Life::MayLive {
             let stem = directory.join(&name);
             finds.found.push(Found { name, stem, path });
         }
@@ -204,15 +204,21 @@ fn own_user_id() -> u32 {
 /// Makes a directory, unless it is there, and refuses one in which others can make sockets.
 fn make_private(directory: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot use {}: {error}", directory.display());
-    match DirBuilder::new().mode(0o700).create(directory) {
+    // Others reach those sockets of root's that are for them.
+    let mode = if own_user_id() == 0 { 0o711 } else { 0o700 };
+    match DirBuilder::new().mode(mode).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(error)),
         _ => {}
     }
-    if is_of(directory, &[own_user_id()]).map_err(failed)? {
+    // Who could read it could lock it, and hold up whoever listens there.
+    let is_closed = fs::symlink_metadata(directory).map_err(failed)?.mode() & 0o044 == 0;
+    if is_of(directory, &[own_user_id()]).map_err(failed)? && is_closed {
         return Ok(());
     }
     let directory = directory.display();
-    Err(format!("{directory} must be a directory of this user that nobody else can write to"))
+    Err(format!(
+        "{directory} must be a directory of this user that nobody else can write to or read (`chmod go-rw`)"
+    ))
 }
 
 /// Whether this is a directory of one of these users, to which no other user can write.
@@ -283,6 +289,37 @@ mod tests {
         }
         fs::remove_file(&link).unwrap();
         fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn where_others_could_lock_nothing_listens() {
+        let directory = scratch("readable");
+        for (mode, is_fit) in [(0o700, true), (0o711, true), (0o755, false), (0o740, false), (0o703, false)] {
+            fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(make_private(&directory).is_ok(), is_fit, "{mode:o}");
+        }
+        fs::remove_dir(&directory).unwrap();
+    }
+
+    /// Whoever of them removes it, none takes it for a service.
+    #[test]
+    fn a_dead_socket_that_many_find_at_once_is_found_by_none() {
+        let directory = scratch("at-once");
+        let (path, aside) = (directory.join("dead.node"), directory.join("aside"));
+        for _ in 0..50 {
+            let listener = SeqpacketListener::bind(&path).unwrap();
+            fs::rename(&path, &aside).unwrap();
+            drop(listener);
+            fs::rename(&aside, &path).unwrap();
+            std::thread::scope(|scope| {
+                let finders: Vec<_> = (0..4).map(|_| scope.spawn(|| look(&directory))).collect();
+                for finder in finders {
+                    assert_eq!(finder.join().unwrap(), (Vec::new(), 0));
+                }
+            });
+            assert!(!path.exists());
+        }
+        fs::remove_dir(&directory).unwrap();
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use tombolo_host::event::EventFd;
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
-use crate::message::{MESSAGE_BYTES_MAX, question};
+use crate::message::{BUSY, MESSAGE_BYTES_MAX, question};
 
 /// What is asked, and answered.
 pub trait Service: Send + Sync + 'static {
@@ -31,7 +31,7 @@ pub trait Service: Send + Sync + 'static {
     fn refuse(&self, reason: String) -> Self::Answer;
 }
 
-/// Clients that are connected at a time. A further one is hung up on.
+/// Clients that are connected at a time. A further one is told so, and hung up on.
 const CLIENTS_MAX: u32 = 64;
 /// Who says nothing for so long is closed. A bound, not a measurement.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
@@ -88,6 +88,7 @@ fn accept<S: Service>(listener: &SeqpacketListener, stop: &Stop, service: &Arc<S
                 }
                 if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
                     clients.fetch_sub(1, Ordering::Relaxed);
+                    let _ = socket.send(&[BUSY], &[]);
                     continue;
                 }
                 let (service, seat) = (service.clone(), Seat(clients.clone()));
@@ -133,7 +134,15 @@ fn serve<S: Service>(socket: &SeqpacketSocket, service: &S) {
                     Ok(ask) => service.answer(ask),
                     Err(reason) => service.refuse(reason),
                 };
-                let Ok(text) = serde_json::to_vec(&answer) else { return };
+                let Ok(mut text) = serde_json::to_vec(&answer) else { return };
+                if text.len() > MESSAGE_BYTES_MAX {
+                    let reason = format!(
+                        "the answer has {} bytes, and {MESSAGE_BYTES_MAX} at most can be sent",
+                        text.len()
+                    );
+                    let Ok(refusal) = serde_json::to_vec(&service.refuse(reason)) else { return };
+                    text = refusal;
+                }
                 // Who asks has one question open, so its socket has room for one answer.
                 if socket.send(&[&text], &[]).is_err() {
                     return;

@@ -34,6 +34,13 @@ impl Service for Echo {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+        if ask == "much" {
+            return json!("x".repeat(MESSAGE_BYTES_MAX));
+        }
+        if ask == "hang up" {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            panic!("as it was asked to");
+        }
         json!({ "asked": ask })
     }
 
@@ -186,7 +193,23 @@ fn a_question_that_is_too_long_ends_its_connection_alone() {
     assert_eq!(service.ask(3, "how are you").unwrap(), json!({ "asked": "how are you" }));
 }
 
-/// Clients beyond the most are closed at once, and answered when there is room again.
+#[test]
+fn an_answer_that_is_too_long_is_said_to_be() {
+    let service = Running::new("much");
+    let refused = service.ask(3, "much").unwrap();
+    assert!(refused["refused"].as_str().unwrap().contains("163840 at most"), "{refused}");
+}
+
+/// What was asked may have been done.
+#[test]
+fn a_service_that_hangs_up_is_not_asked_again() {
+    let service = Running::new("hangs-up");
+    let asked = ask_once::<_, Value>(&service.path, Trust::Own, 3, &"hang up", SOON);
+    assert!(matches!(asked, Err(AskError::Socket(UnixError::Closed))), "{asked:?}");
+    assert_eq!(service.waiting.load(Ordering::SeqCst), 1);
+}
+
+/// Clients beyond the most are told so, and closed at once, and answered when there is room again.
 #[test]
 fn as_many_are_answered_at_once_as_there_is_room_for() {
     const MOST: u32 = 64;
@@ -197,10 +220,10 @@ fn as_many_are_answered_at_once_as_there_is_room_for() {
             std::thread::yield_now();
         }
         let further = service.ask(3, "quick");
-        assert!(matches!(further, Err(AskError::Socket(UnixError::Closed))), "{further:?}");
+        assert!(matches!(further, Err(AskError::Busy)), "{further:?}");
         let short = Duration::from_millis(100);
         let refused = ask_once::<_, Value>(&service.path, Trust::Own, 3, &"quick", short);
-        let is_given_up = matches!(refused, Err(AskError::Socket(UnixError::Closed) | AskError::TimedOut(_)));
+        let is_given_up = matches!(refused, Err(AskError::Busy | AskError::TimedOut(_)));
         assert!(is_given_up, "{refused:?}");
         // One that tries again is answered.
         let patient = scope.spawn(|| ask_once::<_, Value>(&service.path, Trust::Own, 3, &"quick", SOON));

@@ -1,15 +1,20 @@
 //! What the service manager hears that has started this process: sd_notify(3), over `NOTIFY_SOCKET`.
 //!
-//! Without a manager nothing is sent. What cannot be sent is left: the manager sees that nothing comes.
+//! Without a manager nothing is sent. What its socket has no room for is sent later: a manager that hears nothing ends the process.
 
 use std::env;
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
+
+/// How long a message waits for room in the manager's socket, and how long it looks again after.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
+const NOTIFY_PAUSE: Duration = Duration::from_millis(5);
 
 /// The manager's end, and how often it wants to hear that this process is alive.
 #[derive(Debug)]
@@ -49,8 +54,17 @@ impl Manager {
         Ok(Self { socket, watchdog, said: Mutex::new(Said::Alive { again: Instant::now() }) })
     }
 
-    fn say(&self, text: &str) {
-        let _ = self.socket.send(text.as_bytes());
+    /// False: there is no room for it now.
+    fn say(&self, text: &str) -> bool {
+        !matches!(self.socket.send(text.as_bytes()), Err(error) if error.kind() == ErrorKind::WouldBlock)
+    }
+
+    /// Waits a moment for room. The manager reads all the time, unless the machine is busy.
+    fn say_surely(&self, text: &str) {
+        let since = Instant::now();
+        while !self.say(text) && since.elapsed() < NOTIFY_TIMEOUT {
+            thread::sleep(NOTIFY_PAUSE);
+        }
     }
 
     fn alive(&self) {
@@ -61,15 +75,16 @@ impl Manager {
             && now >= *again
         {
             // Twice as often as the manager wants it.
-            *again = now + watchdog / 2;
-            self.say("WATCHDOG=1");
+            if self.say("WATCHDOG=1") {
+                *again = now + watchdog / 2;
+            }
         }
     }
 
     fn stopping(&self) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         *said = Said::Stopping;
-        self.say("STOPPING=1");
+        self.say_surely("STOPPING=1");
     }
 }
 
@@ -89,7 +104,7 @@ fn manager() -> Option<&'static Manager> {
 /// The service does what it is for from now on.
 pub fn ready() {
     if let Some(manager) = manager() {
-        manager.say("READY=1");
+        manager.say_surely("READY=1");
     }
 }
 
@@ -147,6 +162,33 @@ mod tests {
     }
 
     #[test]
+    fn what_a_manager_has_no_room_for_is_said_again() {
+        let name = format!("tombolo-service-{}-full", std::process::id());
+        let address = SocketAddr::from_abstract_name(name.as_bytes()).unwrap();
+        let socket = UnixDatagram::bind_addr(&address).unwrap();
+        let manager =
+            Manager::connect(&OsString::from(format!("@{name}")), Some(Duration::from_secs(3600))).unwrap();
+        while manager.say("FILLS=1") {}
+        manager.alive();
+        let mut buffer = [0; 64];
+        let mut hear = || {
+            let length = socket.recv(&mut buffer).unwrap();
+            String::from_utf8_lossy(&buffer[..length]).into_owned()
+        };
+        assert_eq!(hear(), "FILLS=1");
+        manager.alive();
+        thread::scope(|scope| {
+            // It waits for room.
+            scope.spawn(|| manager.stopping());
+            assert_eq!(
+                std::iter::repeat_with(&mut hear).find(|text| text != "FILLS=1").unwrap(),
+                "WATCHDOG=1"
+            );
+            assert_eq!(hear(), "STOPPING=1");
+        });
+    }
+
+    #[test]
     fn stopping_is_the_last_that_a_manager_hears() {
         for round in 0..2000 {
             let name = format!("tombolo-service-{}-last-{round}", std::process::id());
@@ -155,7 +197,7 @@ mod tests {
             socket.set_nonblocking(true).unwrap();
             let place = OsString::from(format!("@{name}"));
             let manager = Manager::connect(&place, Some(Duration::from_nanos(2))).unwrap();
-            std::thread::scope(|scope| {
+            thread::scope(|scope| {
                 // A socket takes ten messages.
                 let alive = scope.spawn(|| (0..5).for_each(|_| manager.alive()));
                 manager.stopping();

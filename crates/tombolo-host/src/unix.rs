@@ -228,25 +228,35 @@ impl Drop for Listener {
 #[derive(Debug)]
 pub struct SeqpacketListener(Listener);
 
-/// Removes the socket of whole messages at a path if nobody listens there any more. False: somebody may, or it is gone.
+/// What [`remove_dead`] has found at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Life {
+    /// Somebody listens there, as far as can be said.
+    MayLive,
+    /// Nobody did: it is removed.
+    Removed,
+    /// There is no socket (any more).
+    Absent,
+}
+
+/// Removes the socket of whole messages at a path if nobody listens there any more.
 ///
 /// # Errors
 /// It cannot be removed, or is no socket.
-pub fn remove_dead(path: &Path) -> Result<bool, UnixError> {
+pub fn remove_dead(path: &Path) -> Result<Life, UnixError> {
     let address = SocketAddrUnix::new(path).map_err(at("cannot name", path))?;
-    let is_dead = || {
-        let probe = new_socket(SocketType::SEQPACKET)?;
-        Ok(rustix::net::connect(&probe, &address) == Err(Errno::CONNREFUSED))
-    };
-    if !is_dead().map_err(at("cannot probe", path))? {
-        return Ok(false);
+    let probe = new_socket(SocketType::SEQPACKET).map_err(at("cannot probe", path))?;
+    match rustix::net::connect(&probe, &address) {
+        Err(Errno::CONNREFUSED) => {}
+        Err(Errno::NOENT) => return Ok(Life::Absent),
+        _ => return Ok(Life::MayLive),
     }
     // Who binds it meanwhile has the lock; without that, the file may be a new one by now.
-    let Some(_lock) = lock_directory(path) else { return Ok(false) };
+    let Some(_lock) = lock_directory(path) else { return Ok(Life::MayLive) };
     match remove_stale(path, &address, SocketType::SEQPACKET) {
-        Ok(()) => Ok(true),
-        Err(UnixError::InUse { .. }) => Ok(false),
-        Err(UnixError::Path { errno: Errno::NOENT, .. }) => Ok(false),
+        Ok(()) => Ok(Life::Removed),
+        Err(UnixError::InUse { .. }) => Ok(Life::MayLive),
+        Err(UnixError::Path { errno: Errno::NOENT, .. }) => Ok(Life::Absent),
         Err(error) => Err(error),
     }
 }

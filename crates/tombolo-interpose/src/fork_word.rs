@@ -68,10 +68,9 @@ impl ForkWord {
             let _ = sys::unmap(page, PAGE_BYTES);
             return Err(error);
         }
+        // SAFETY: it is mapped, and nobody else knows it yet.
+        unsafe { &*(page as *const AtomicU32) }.store(BEGUN, Ordering::Release);
         self.page.store(page, Ordering::Release);
-        if let Some(word) = self.word() {
-            word.store(BEGUN, Ordering::Release);
-        }
         Ok(())
     }
 
@@ -83,51 +82,72 @@ impl ForkWord {
         }
     }
 
-    /// Whether the calling thread is the one that is to begin this child. It says so by [`Self::begun`].
-    pub fn claim_child(&self) -> bool {
-        self.word().is_some_and(|word| {
-            word.compare_exchange(0, thread::thread_id(), Ordering::AcqRel, Ordering::Acquire).is_ok()
-        })
+    /// Whether there is a page.
+    pub fn is_there(&self) -> bool {
+        self.page().is_some()
     }
 
-    /// The child has been begun.
-    pub fn begun(&self) {
-        if let Some(word) = self.word() {
+    /// Begins this child by `begin`, if the calling thread is the one to do it. No signal handler comes between: it might leave `begin` for
+    /// good, and others wait for its end.
+    pub fn begin(&self, begin: impl FnOnce()) -> Beginning {
+        let Some(word) = self.word() else { return Beginning::Over };
+        let mask = sys::set_signal_mask(u64::MAX);
+        let is_mine =
+            word.compare_exchange(0, thread::thread_id(), Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if is_mine {
+            begin();
             word.store(BEGUN, Ordering::Release);
             sys::futex_wake(word, i32::MAX as usize);
         }
+        sys::set_signal_mask(mask);
+        if is_mine { Beginning::Mine } else { Beginning::Over }
     }
 
-    /// To be called where a child may be that no fork handler has been run in. As [`Self::claim_child`]; and where another thread begins the
-    /// child, it waits until that has done so. A signal handler that has interrupted that thread does not wait.
+    /// To be called where a child may be that no fork handler has been run in. As [`Self::begin`]; and where another thread begins the
+    /// child, it waits until that has done so.
     #[inline]
-    pub fn claim_unbegun_child(&self) -> bool {
+    pub fn begin_unless_begun(&self, begin: impl FnOnce()) -> Beginning {
         match self.word() {
-            Some(word) if word.load(Ordering::Acquire) != BEGUN => self.claim_or_wait(word),
-            _ => false,
+            Some(word) if word.load(Ordering::Acquire) != BEGUN => self.begin_or_wait(word, begin),
+            _ => Beginning::Over,
         }
     }
 
     #[cold]
-    fn claim_or_wait(&self, word: &AtomicU32) -> bool {
+    fn begin_or_wait(&self, word: &AtomicU32, begin: impl FnOnce()) -> Beginning {
         if word.load(Ordering::Acquire) == 0 {
             thread::learn_numbers();
         }
-        if self.claim_child() {
-            return true;
+        if self.begin(begin) == Beginning::Mine {
+            return Beginning::Mine;
         }
         let own = thread::thread_id();
         loop {
             let beginner = word.load(Ordering::Acquire);
+            // What `begin` calls may come here.
             if beginner == BEGUN || beginner == own {
-                return false;
+                return Beginning::Over;
             }
-            if sys::futex_wait(word, beginner, LOOK_MS) && !thread::shares_memory(beginner) {
-                // It was killed, and nobody begins this child.
-                return false;
+            if sys::futex_wait(word, beginner, LOOK_MS)
+                && !thread::shares_memory(beginner)
+                && word.compare_exchange(beginner, BEGUN, Ordering::AcqRel, Ordering::Acquire).is_ok()
+            {
+                sys::futex_wake(word, i32::MAX as usize);
+                return Beginning::Lost;
             }
         }
     }
+}
+
+/// What has come of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// The calling thread has begun it.
+    Mine,
+    /// Nothing was to be done: it is none, or another thread has begun it, or this one is at it.
+    Over,
+    /// The thread that began it was killed at it: the child does without. One thread alone is told so.
+    Lost,
 }
 
 #[cfg(test)]
@@ -160,23 +180,28 @@ mod tests {
     #[test]
     fn a_forked_child_is_begun_once_and_its_own_words_are_empty() {
         let word = ForkWord::new();
-        assert!(word.own_word(0).is_none() && !word.claim_child() && !word.claim_unbegun_child());
+        let nothing = || unreachable!("there is no child");
+        assert!(word.own_word(0).is_none() && !word.is_there());
+        assert_eq!([word.begin(nothing), word.begin_unless_begun(nothing)], [Beginning::Over; 2]);
         word.establish().unwrap();
-        assert!(!word.claim_child() && !word.claim_unbegun_child(), "this is no child");
+        assert_eq!([word.begin(nothing), word.begin_unless_begun(nothing)], [Beginning::Over; 2]);
         word.own_word(OWN_WORDS - 1).unwrap().store(7, Ordering::Relaxed);
         assert!(word.own_word(OWN_WORDS).is_none());
         let own = |word: &ForkWord| word.own_word(OWN_WORDS - 1).unwrap().load(Ordering::Relaxed) as u8;
         let of_child = in_child(0, &|| {
             let empty = own(&word) == 0;
-            let first = word.claim_unbegun_child();
-            // As in a signal handler meanwhile.
-            let second = word.claim_unbegun_child() || word.claim_child();
-            word.begun();
-            let third = word.claim_unbegun_child();
-            let of_grandchild = in_child(0, &|| u8::from(word.claim_child()));
-            u8::from(empty) | u8::from(first) << 1 | u8::from(second | third) << 2 | of_grandchild << 3
+            let (mut calls, mut inner) = (0, 0);
+            let first = word.begin_unless_begun(|| {
+                calls += 1;
+                // As what is called by it.
+                inner += u8::from(word.begin_unless_begun(|| inner += 1) == Beginning::Over);
+            });
+            let second = word.begin_unless_begun(|| calls += 1);
+            let is_right = (first, second, calls, inner) == (Beginning::Mine, Beginning::Over, 1, 1);
+            let of_grandchild = in_child(0, &|| u8::from(word.begin(|| {}) == Beginning::Mine));
+            u8::from(empty) | u8::from(is_right) << 1 | of_grandchild << 2
         });
-        assert_eq!(of_child, 0b1011);
+        assert_eq!(of_child, 0b111);
         assert_eq!(own(&word), 7);
         word.abandon();
         assert!(word.own_word(0).is_none());
@@ -189,9 +214,11 @@ mod tests {
         word.own_word(0).unwrap().store(7, Ordering::Relaxed);
         let of_child = in_child(libc::CLONE_VM | libc::CLONE_VFORK, &|| {
             let own = word.own_word(0).unwrap().load(Ordering::Relaxed) as u8;
-            u8::from(word.claim_child() || word.claim_unbegun_child()) << 4 | own
+            let is_over =
+                word.begin(|| {}) == Beginning::Over && word.begin_unless_begun(|| {}) == Beginning::Over;
+            u8::from(is_over) << 4 | own
         });
-        assert_eq!(of_child, 7);
+        assert_eq!(of_child, 1 << 4 | 7);
         word.abandon();
     }
 
@@ -200,23 +227,53 @@ mod tests {
         let word = ForkWord::new();
         word.establish().unwrap();
         let state = word.word().unwrap();
-        // As if this were a child that another thread begins.
-        let (ask, begins) = (AtomicU32::new(0), std::sync::Barrier::new(2));
+        // As if this were a child.
+        state.store(0, Ordering::Release);
+        let (done, begins) = (AtomicU32::new(0), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                state.store(thread::thread_id(), Ordering::Release);
-                begins.wait();
-                std::thread::sleep(Duration::from_millis(50));
-                ask.store(1, Ordering::Release);
-                word.begun();
+                word.begin(|| {
+                    begins.wait();
+                    std::thread::sleep(Duration::from_millis(50));
+                    done.store(1, Ordering::Release);
+                });
             });
             begins.wait();
-            assert!(!word.claim_unbegun_child());
-            assert_eq!(ask.load(Ordering::Acquire), 1, "it has waited");
+            assert_eq!(word.begin_unless_begun(|| unreachable!("another does")), Beginning::Over);
+            assert_eq!(done.load(Ordering::Acquire), 1, "it has waited");
         });
-        // No thread has that number: whoever began the child was killed.
+        // No thread has that number: whoever began the child was killed. One is told, and nobody waits again.
         state.store(0x3fff_fffe, Ordering::Release);
-        assert!(!word.claim_unbegun_child());
+        let told: std::vec::Vec<_> = std::thread::scope(|scope| {
+            let waiting: std::vec::Vec<_> = (0..3)
+                .map(|_| scope.spawn(|| word.begin_unless_begun(|| unreachable!("it was lost"))))
+                .collect();
+            waiting.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(told.iter().filter(|told| **told == Beginning::Lost).count(), 1, "{told:?}");
+        word.abandon();
+    }
+
+    #[test]
+    fn no_signal_comes_while_a_child_is_begun() {
+        static HANDLED: AtomicU32 = AtomicU32::new(0);
+        extern "C" fn handle(_: i32) {
+            HANDLED.fetch_add(1, Ordering::Relaxed);
+        }
+        let word = ForkWord::new();
+        word.establish().unwrap();
+        word.word().unwrap().store(0, Ordering::Release);
+        // SAFETY: a handler that counts; the signal goes to this thread.
+        unsafe {
+            libc::signal(libc::SIGUSR1, handle as extern "C" fn(i32) as usize);
+            let raise = || {
+                libc::raise(libc::SIGUSR1);
+                HANDLED.load(Ordering::Relaxed)
+            };
+            let mut meanwhile = None;
+            assert_eq!(word.begin(|| meanwhile = Some(raise())), Beginning::Mine);
+            assert_eq!((meanwhile, HANDLED.load(Ordering::Relaxed), raise()), (Some(0), 1, 2));
+        }
         word.abandon();
     }
 }

@@ -5,7 +5,7 @@
 //! ([`real::Real`]), which may be another library's, and which finds the same in its turn.
 //!
 //! Rules for such a library and all in here: nothing allocates, nothing panics, no thread is started, no signal handler is installed, no
-//! descriptor enters the program's table, and `errno` is set as the replaced function would. Each function works before the
+//! descriptor stays in the program's table, and `errno` is set as the replaced function would. Each function works before the
 //! library's constructor has run.
 //!
 //! No function in here has the bare name of one of libc's: a debugger that is told to call that would take it for that, and write its

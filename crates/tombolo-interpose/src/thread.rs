@@ -19,9 +19,12 @@ fn number_by_libc() -> u32 {
 }
 
 /// Looks whether libc has the number of this thread where it is expected to be: in a child that was made by a raw system call it has
-/// another one. Called before there is another thread.
+/// another one. There only the first thread has a wrong number, so another one cannot say that all are right.
 pub fn learn_numbers() {
-    LIBC_KNOWS_NUMBERS.store(ask_thread_id() == number_by_libc(), Ordering::Relaxed);
+    let own = ask_thread_id();
+    // SAFETY: getpid(2) takes nothing.
+    let is_first = unsafe { call(libc::SYS_getpid, [0; 6]) } == Ok(own as usize);
+    LIBC_KNOWS_NUMBERS.store(is_first && own == number_by_libc(), Ordering::Relaxed);
 }
 
 /// The number of the calling thread, as the kernel has it.

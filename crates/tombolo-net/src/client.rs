@@ -23,6 +23,9 @@ pub enum AskError {
     /// The owner has not answered in time.
     #[error("the owner has not answered within {0:?}")]
     TimedOut(Duration),
+    /// The owner answers as many as it can already.
+    #[error("the owner answers as many as it can already")]
+    Busy,
     /// The owner has refused the request.
     #[error("{0}")]
     Refused(String),
@@ -36,6 +39,7 @@ impl From<ControlError> for AskError {
         match error {
             ControlError::Socket(error) => Self::Socket(error),
             ControlError::NoAnswer(error) => Self::NoAnswer(error),
+            ControlError::Busy => Self::Busy,
             ControlError::TimedOut(timeout) => Self::TimedOut(timeout),
             ControlError::Untrusted(error) => Self::Refused(error.to_string()),
         }

@@ -568,6 +568,7 @@ impl Control {
                 Register { name: name.to_owned(), value, meaning }
             });
             UplinkStatus {
+                process_id: std::process::id(),
                 registers: registers.to_vec(),
                 interface: worker.uplink.interface().name().to_owned(),
                 kind: worker.uplink.kind().to_owned(),

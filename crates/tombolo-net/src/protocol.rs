@@ -272,6 +272,9 @@ pub struct PortStatus {
 /// The uplink and its present state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UplinkStatus {
+    /// Its owner's process. 0: it has not said.
+    #[serde(default)]
+    pub process_id: u32,
     /// Its interface.
     pub interface: String,
     /// The kind of descriptor by which frames go to it.

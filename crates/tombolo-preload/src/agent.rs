@@ -481,6 +481,10 @@ impl Filter {
     /// Puts it in force for good. Where the kernel has no seccomp, there is none.
     fn install(&self) -> Result<(), i32> {
         const SET_MODE_FILTER: usize = 1;
+        if self.length >= Self::STEPS_MAX {
+            // The kernel would take what is behind it for a filter, or refuse it as if it had no filters.
+            return Err(libc::E2BIG);
+        }
         // With the refusal behind what was written.
         let program =
             libc::sock_fprog { len: self.length as u16 + 1, filter: self.steps.as_ptr().cast_mut() };

@@ -4,10 +4,11 @@
 //! signal handler that interrupts a request can make another one. No lock is held
 //! while a thread waits.
 
-use core::cell::UnsafeCell;
+use core::cell::{Cell, UnsafeCell};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
+use crate::heap;
 use crate::sys::{self, call};
 use tombolo_pager_protocol::{
     AREA_PAGES, ATTACH_PAGE, Answer, CONTROL_PAGES, PAGE_BYTES, REQUEST_PAGE, REQUESTS, Request,
@@ -133,7 +134,9 @@ pub fn ask(operation: u64, start: usize, length: usize) -> Option<u64> {
     if base() == 0 {
         return None;
     }
-    let place = take_place();
+    let own = heap::places();
+    let before = own.get();
+    let place = take_place(own);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let request = PLACES.0.get().cast::<Request>().wrapping_add(place);
     // SAFETY: the place was taken by this thread; volatile, because another process reads it. The number
@@ -163,6 +166,7 @@ pub fn ask(operation: u64, start: usize, length: usize) -> Option<u64> {
         }
     };
     TAKEN.fetch_and(!(1 << place), Ordering::Release);
+    own.set(before);
     (answer.served == 1).then_some(answer.value)
 }
 
@@ -192,7 +196,9 @@ pub fn tell_unserved(reason: usize, path: &[u8]) {
     IS_TELLING.store(false, Ordering::Release);
 }
 
-fn take_place() -> usize {
+/// `own`: the places that this thread has, which a child keeps that a signal handler forks while it waits.
+fn take_place(own: &Cell<u64>) -> usize {
+    let before = own.get();
     loop {
         let taken = TAKEN.load(Ordering::Relaxed);
         let place = (!taken).trailing_zeros() as usize;
@@ -203,16 +209,18 @@ fn take_place() -> usize {
             continue;
         }
         let bit = 1 << place;
+        own.set(before | bit);
         if TAKEN.compare_exchange(taken, taken | bit, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             return place;
         }
     }
 }
 
-/// In a forked child: the requests of the parent's other threads do not exist here.
+/// In a forked child: the requests of the parent's other threads do not exist here. Those of this thread do: a signal handler may have
+/// forked, and return into one of them.
 /// Returns the token that the child's agent names.
 pub fn attach() -> Option<u64> {
-    TAKEN.store(0, Ordering::Relaxed);
+    TAKEN.store(heap::places().get(), Ordering::Relaxed);
     IS_TELLING.store(false, Ordering::Relaxed);
     // The staging areas, too: what the parent's agent was moving is no concern of this process, and nobody counts it.
     drop_pages(ATTACH_PAGE, CONTROL_PAGES - ATTACH_PAGE);

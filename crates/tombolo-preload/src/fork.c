@@ -30,6 +30,11 @@ static _Thread_local uint64_t forks __attribute__((tls_model("initial-exec")));
 
 uint64_t *tombolo_forks(void) { return &forks; }
 
+/* The places of the requests to the supervisor that this thread is in the middle of, a bit for each. */
+static _Thread_local uint64_t places __attribute__((tls_model("initial-exec")));
+
+uint64_t *tombolo_places(void) { return &places; }
+
 /* What all heaps share, also where this thread has none. */
 static mi_subproc_t *shared(void) { return _mi_heap_main_get()->tld->segments.subproc; }
 

@@ -11,7 +11,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::{agent, control, heap, memory};
-use tombolo_interpose::fork_word::ForkWord;
+use tombolo_interpose::fork_word::{Beginning, ForkWord};
 use tombolo_pager_protocol::FORKING;
 
 /// Bits of one fork in [`heap::forks`].
@@ -27,6 +27,8 @@ pub fn install_handlers() {
 }
 
 extern "C" fn before() {
+    // This process may itself be a child that no handler was run for.
+    attach_if_forked();
     let mut bits = 0;
     if heap::has_threads() {
         bits |= HAS_THREADS;
@@ -39,6 +41,7 @@ extern "C" fn before() {
         bits |= HOLDS_CHANGES;
         // What is written after the fork takes local memory, of which the supervisor hears where it is protected.
         let _ = control::ask(FORKING, 0, 0);
+        memory::begin_fork();
     }
     let forks = heap::forks();
     forks.set(forks.get() << BITS | bits);
@@ -58,10 +61,12 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     let had_threads = heap::forks().replace(0) & HAS_THREADS != 0;
-    // A fork handler of the program's, or a signal's handler, may have changed memory before.
-    if WORD.claim_child() {
-        begin_child(had_threads);
+    if !WORD.is_there() {
+        // In local memory there is no agent, but this allocator.
+        heap::in_child(had_threads);
     }
+    // A fork handler of the program's, or a signal's handler, may have changed memory before.
+    WORD.begin(|| begin_child(had_threads));
 }
 
 /// Whether this address space is one that a fork has made, and that has no agent yet.
@@ -84,9 +89,12 @@ pub fn set_gate(gate: usize) {
 
 /// A child that was made by a raw system call has no agent yet: no fork handler has run.
 pub fn attach_if_forked() {
-    if WORD.claim_unbegun_child() {
+    let begin = || {
         heap::forks().set(0);
         begin_child(true);
+    };
+    if WORD.begin_unless_begun(begin) == Beginning::Lost {
+        memory::forget_other_threads();
     }
 }
 
@@ -99,5 +107,4 @@ fn begin_child(parent_had_threads: bool) {
         let _ = agent::start(token);
     }
     heap::in_child(parent_had_threads);
-    WORD.begun();
 }

@@ -14,6 +14,7 @@ use tombolo_interpose::errno::{errno, set_errno};
 unsafe extern "C" {
     // See fork.c.
     fn tombolo_forks() -> *mut u64;
+    fn tombolo_places() -> *mut u64;
     fn tombolo_heap_before_fork() -> bool;
     fn tombolo_heap_after_fork();
     fn tombolo_heap_in_child(had_threads: bool);
@@ -25,6 +26,12 @@ pub fn forks() -> &'static Cell<u64> {
     // SAFETY: thread-local, so that nobody else changes it; it lives as long as the thread, which alone uses the
     // reference.
     unsafe { Cell::from_mut(&mut *tombolo_forks()) }
+}
+
+/// This thread's requests under way; see `control`.
+pub fn places() -> &'static Cell<u64> {
+    // SAFETY: as in `forks`.
+    unsafe { Cell::from_mut(&mut *tombolo_places()) }
 }
 
 /// Whether the process has, or had, more than one thread.

@@ -19,6 +19,7 @@ tombolo_interpose::define_dlopen!();
 
 fn tell_unserved(reason: Reason, path: &[u8]) {
     if start::far() {
+        forking::attach_if_forked();
         control::tell_unserved(reason as usize, path);
     }
 }
@@ -36,9 +37,8 @@ extern "C" fn loaded() {
     }
     executions::look_up();
     unwaited::find_real_functions();
-    let is_far = start::far();
+    start::far();
     LIBRARY.loaded(start::variable_value());
-    if is_far {
-        forking::install_handlers();
-    }
+    // In local memory, too: the allocator has none of its own.
+    forking::install_handlers();
 }

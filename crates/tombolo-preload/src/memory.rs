@@ -20,8 +20,7 @@ use tombolo_interpose::errno::{self, with_errno};
 use tombolo_interpose::real::Real;
 use tombolo_interpose::thread;
 use tombolo_pager_protocol::{
-    CHANGES_OFFSET, CONTROL_PAGES, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, LOCALISE_ANONYMOUS,
-    PAGE_BYTES, REGISTER,
+    CHANGES_OFFSET, GUARD, GUARDED, IS_PARTLY_UNKNOWN, LOCALISE, LOCALISE_ANONYMOUS, PAGE_BYTES, REGISTER,
 };
 
 /// Mappings with these flags stay local.
@@ -75,11 +74,16 @@ fn change(work: impl FnOnce() -> sys::Result) -> sys::Result {
 /// not hold that right, and there is nothing to release.
 pub fn hold_for_fork() -> bool {
     let taken = take_changing();
-    if taken {
-        FORKING.store(1, Ordering::SeqCst);
-    }
     wait_for_drops();
     taken
+}
+
+/// What holds for a fork goes on to libc, where it may wait for others. Until now it has waited for the supervisor alone, which takes as long as
+/// it takes, and who waits for this thread must not think that it waits for a lock.
+pub fn begin_fork() {
+    FORKING.store(1, Ordering::SeqCst);
+    // Those who wait already look more often from now on.
+    sys::futex_wake(&CHANGING, i32::MAX as usize);
 }
 
 /// In the parent.
@@ -466,8 +470,10 @@ fn unite(start: usize, length: usize) -> bool {
     let Some(length) = length.checked_next_multiple_of(PAGE_BYTES).filter(|length| *length > 0) else {
         return false;
     };
-    let own = control::base()..control::base() + CONTROL_PAGES * PAGE_BYTES;
+    let (own, own_length) = control::area();
+    let own = own..own + own_length;
     let Some(end) = start.checked_add(length) else { return false };
+    forking::attach_if_forked();
     start::far()
         && (end <= own.start || own.end <= start)
         && sys::is_mapped(start, length)

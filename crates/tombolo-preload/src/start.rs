@@ -151,6 +151,7 @@ fn complain(error: i32) {
         libc::EPERM => b"tombolo: this program runs in local memory only: it may not use userfaultfd (see `tombolo doctor`)\n",
         libc::EMFILE | libc::ENFILE => b"tombolo: this program runs in local memory only: no file descriptors are left (see `ulimit -n`)\n",
         libc::EAGAIN => b"tombolo: this program runs in local memory only: no process can be made (see `ulimit -u`)\n",
+        libc::EPROTO => b"tombolo: this program runs in local memory only: its library is of another build than its supervisor (start the run again)\n",
         libc::ECHILD => b"tombolo: this program runs in local memory only: its children are to be in another pid namespace\n",
         _ => b"tombolo: this program runs in local memory only: its supervisor cannot be reached\n",
     };

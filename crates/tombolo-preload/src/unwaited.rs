@@ -11,7 +11,7 @@ use libc::{c_int, pthread_attr_t, pthread_mutex_t, pthread_mutexattr_t, pthread_
 
 use crate::{control, memory, start};
 use tombolo_interpose::real::Real;
-use tombolo_pager_protocol::{CONTROL_PAGES, PAGE_BYTES};
+use tombolo_pager_protocol::PAGE_BYTES;
 
 static CREATE: Real = Real::new(c"pthread_create");
 static MUTEX_INIT: Real = Real::new(c"pthread_mutex_init");
@@ -50,7 +50,8 @@ fn keep(start: usize, end: usize) {
     let make_local = |(first, end): (usize, usize)| memory::localise(first, end - first).is_ok();
     let (first, last) = around(CHUNK_BYTES);
     // What this library has for itself is registered, too, and stays so.
-    let own = control::base()..control::base() + CONTROL_PAGES * PAGE_BYTES;
+    let (own, own_length) = control::area();
+    let own = own..own + own_length;
     let is_beside_it = first < own.end && own.start < last;
     // The pages themselves were just accessed.
     if is_beside_it || !make_local((first, last)) {

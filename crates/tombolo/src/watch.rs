@@ -30,12 +30,11 @@ impl What {
     /// Whether both are said by the same process: another one may listen at the same place by now.
     fn is_of_one_process(self, before: &Value, now: &Value) -> bool {
         let key = match self {
-            Self::Programs => "supervisor_pid",
-            Self::Nodes => "process_id",
-            // Its place is called after its process.
-            Self::Uplinks => return true,
+            Self::Programs => "/supervisor_pid",
+            Self::Nodes => "/process_id",
+            Self::Uplinks => "/uplink/process_id",
         };
-        before[key] == now[key]
+        before.pointer(key) == now.pointer(key)
     }
 
     /// What people call it.
@@ -387,6 +386,9 @@ mod tests {
         assert!(!What::Nodes.is_of_one_process(&node(1), &node(2)));
         let run = |process: u32| json!({ "supervisor_pid": process });
         assert!(!What::Programs.is_of_one_process(&run(1), &run(2)));
+        let owner = |process: u32| json!({ "uplink": { "process_id": process } });
+        assert!(What::Uplinks.is_of_one_process(&owner(1), &owner(1)));
+        assert!(!What::Uplinks.is_of_one_process(&owner(1), &owner(2)));
     }
 
     #[test]

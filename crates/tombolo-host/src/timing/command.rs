@@ -9,7 +9,7 @@ pub const LOG_END_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a process that ends checks whether its log's queue has room.
 pub const LOG_END_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long a client of a run's or a node's own socket may take for its request, which it sends at once. A bound, not a measurement.
+/// How long a client that reads metrics by HTTP may take for its request, which it sends at once, and for the answer. A bound, not a measurement.
 pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// After a client could not be taken, before the next one is. A bound, not a measurement.

@@ -108,10 +108,8 @@ pub fn list(arguments: &List) -> Result<u8, Failure> {
     }
     let carrier = if uplink.has_carrier { "" } else { ", without carrier" };
     let rate = BitRate(uplink.rate_bits);
-    output::line(&format!(
-        "uplink {} ({}): {rate}, {}{carrier}",
-        uplink.interface, uplink.kind, uplink.scheduler
-    ));
+    let UplinkStatus { interface, kind, scheduler, .. } = &uplink;
+    line(&format!("uplink {interface} ({kind}): {rate}, {scheduler}{carrier}"));
     let rows: Vec<_> = ports.iter().map(row).collect();
     table::lines(&COLUMNS, &rows, table::width()).iter().for_each(|line| output::line(line));
     Ok(0)
@@ -137,8 +135,13 @@ fn guarantee(bits: u64) -> String {
     if bits == 0 { "none".to_owned() } else { BitRate(bits).to_string() }
 }
 
+/// Prints a line with what an owner has said, who may be of any user: it does nothing to a terminal.
+fn line(text: &str) {
+    output::line(&text.replace(char::is_control, "\u{FFFD}"));
+}
+
 fn pair(name: &str, value: &str) {
-    output::line(&format!("{name}: {value}"));
+    line(&format!("{name}: {value}"));
 }
 
 /// Shows a port or the uplink.
@@ -159,7 +162,7 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
         pair("mode", &status.mode);
         output::line("registers, which all ports share:");
         for register in &status.registers {
-            output::line(&format!("     {}: {:#010x} ({})", register.name, register.value, register.meaning));
+            line(&format!("     {}: {:#010x} ({})", register.name, register.value, register.meaning));
         }
         print_counters(&status.counters, ["tx", "rx"]);
         return Ok(0);
@@ -239,7 +242,7 @@ pub fn stats(arguments: &Stats) -> Result<u8, Failure> {
         return Ok(0);
     }
     for (name, counters) in all {
-        output::line(&format!("statistics of {name}:"));
+        line(&format!("statistics of {name}:"));
         print_counters(&counters, if name == UPLINK { ["tx", "rx"] } else { ["rx", "tx"] });
     }
     Ok(0)
@@ -251,21 +254,21 @@ const SIZES: [&str; 7] =
 /// As `ethtool -S` does: a name and a number a line. `drops`: the direction in which frames that could not be delivered
 /// were going, as the device sees it, and that of frames that were refused.
 fn print_counters(counters: &Counters, drops: [&str; 2]) {
-    let line = |name: &str, value: u64| output::line(&format!("     {name}: {value}"));
+    let counted = |name: &str, value: u64| line(&format!("     {name}: {value}"));
     for (direction, traffic) in [("tx", &counters.sent), ("rx", &counters.received)] {
         let Traffic { frames, bytes, segments, by_size, broadcasts, multicasts } = traffic;
-        line(&format!("{direction}_packets"), *frames);
-        line(&format!("{direction}_bytes"), *bytes);
-        line(&format!("{direction}_segments"), *segments);
-        line(&format!("{direction}_broadcast"), *broadcasts);
-        line(&format!("{direction}_multicast"), *multicasts);
+        counted(&format!("{direction}_packets"), *frames);
+        counted(&format!("{direction}_bytes"), *bytes);
+        counted(&format!("{direction}_segments"), *segments);
+        counted(&format!("{direction}_broadcast"), *broadcasts);
+        counted(&format!("{direction}_multicast"), *multicasts);
         for (size, count) in SIZES.iter().zip(by_size) {
-            line(&format!("{direction}_size_{size}"), *count);
+            counted(&format!("{direction}_size_{size}"), *count);
         }
     }
     for (reason, count) in &counters.refused {
-        line(&format!("{}_dropped_{reason}", drops[1]), *count);
+        counted(&format!("{}_dropped_{reason}", drops[1]), *count);
     }
-    line(&format!("{}_dropped", drops[0]), counters.undelivered);
-    line(&format!("{}_missed", drops[1]), counters.overflowed);
+    counted(&format!("{}_dropped", drops[0]), counters.undelivered);
+    counted(&format!("{}_missed", drops[1]), counters.overflowed);
 }

@@ -203,6 +203,15 @@ fn signal_handlers_change_memory_in_the_middle_of_changes() {
 }
 
 #[test]
+fn children_return_from_signal_handlers_into_requests() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "64M");
+    let outcome = Program::new(&[compiled("returning", &[])]).minimum("4K").run_on(&[&lender], "6M");
+    assert_eq!((outcome.code(), outcome.text().as_str()), (0, "returned and right\n"), "{}", outcome.stderr);
+    assert!(outcome.counter("forks") >= 400, "{:#}", outcome.report());
+}
+
+#[test]
 fn children_that_change_memory_before_their_fork_handlers_run_are_begun_once() {
     needs!("cc");
     for way in ["early-handler", "small-mapping", "two-threads"] {
