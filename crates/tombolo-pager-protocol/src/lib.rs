@@ -25,7 +25,7 @@ extern crate std;
 
 use core::fmt;
 
-/// Changed whenever anything here changes.
+/// Changed whenever anything here changes, or the numbers of `tombolo_interpose::fitness::Reason`, which requests have in them.
 pub const VERSION: u32 = 15;
 
 /// The environment variable that names the supervisor to the program: a [`Setting`].
