@@ -20,6 +20,7 @@ pub mod ring;
 pub mod service;
 pub mod shared;
 pub mod signals;
+pub mod sockets;
 pub mod sparse;
 pub mod split;
 pub mod stops;

@@ -109,3 +109,31 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     let _ = unsafe { call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, previous, 8, 0, 0]) };
     old
 }
+
+/// Copies bytes of this process, from an address that may be anything; how many there were.
+pub fn read_bytes(address: usize, bytes: &mut [u8]) -> Result {
+    // SAFETY: it writes as many bytes as the slice has.
+    unsafe { copy_own(libc::SYS_process_vm_readv, bytes.as_mut_ptr() as usize, address, bytes.len()) }
+}
+
+/// Copies bytes to an address of this process that may be anything; how many could be written there.
+///
+/// # Safety
+///
+/// What lies there is the caller's to change.
+pub unsafe fn write_bytes(address: usize, bytes: &[u8]) -> Result {
+    // SAFETY: it reads the slice; the rest is the caller's promise.
+    unsafe { copy_own(libc::SYS_process_vm_writev, bytes.as_ptr() as usize, address, bytes.len()) }
+}
+
+/// # Safety
+///
+/// `own` is good for what the call does with it.
+unsafe fn copy_own(number: libc::c_long, own: usize, address: usize, bytes: usize) -> Result {
+    let (here, there) = ([own, bytes], [address, bytes]);
+    // SAFETY: getpid takes nothing; the rest is the caller's promise.
+    unsafe {
+        let process = call(libc::SYS_getpid, [0; 6])?;
+        call(number, [process, here.as_ptr() as usize, 1, there.as_ptr() as usize, 1, 0])
+    }
+}

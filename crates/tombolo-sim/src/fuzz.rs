@@ -7,16 +7,19 @@
 //! assert_eq!(World::Engine.run(7).expect("nothing goes wrong"), trace);
 //! ```
 
-use crate::engine;
 use crate::kernel::Trace;
+use crate::{engine, handover};
 use std::any::Any;
-use std::panic::catch_unwind;
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum World {
     /// Two engines, wires with faults, and an oracle ([`engine`]).
     Engine,
+    /// Connections that a node hands over ([`handover`]).
+    Handover,
 }
 
 /// A seed that shows a defect.
@@ -32,22 +35,43 @@ pub struct Failure {
 }
 
 impl World {
-    /// Runs the scenario of a seed. The hook for panics is called where it fails.
-    pub fn run(self, seed: u64) -> Result<Trace, Failure> {
-        self.run_with(seed, None)
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Engine, Self::Handover];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Engine => "engine",
+            Self::Handover => "handover",
+        }
     }
 
-    /// As [`Self::run`], with a defect planted: a seed that shows it fails.
-    pub fn run_with(self, seed: u64, plant: Option<engine::Plant>) -> Result<Trace, Failure> {
-        let Self::Engine = self;
-        let options = engine::scenario::options(seed);
-        let run = || engine::scenario::run_with(seed, &options, plant);
-        catch_unwind(run).map_err(|panic| Failure {
-            seed,
-            what: message(&*panic),
-            options: format!("{options:#?}"),
-        })
+    /// Runs the scenario of a seed. The hook for panics is called where it fails.
+    pub fn run(self, seed: u64) -> Result<Trace, Failure> {
+        match self {
+            Self::Engine => run_engine(seed, None),
+            Self::Handover => run_handover(seed, None),
+        }
     }
+}
+
+/// As [`World::run`] of [`World::Engine`], with a defect planted: a seed that shows it fails.
+pub fn run_engine(seed: u64, plant: Option<engine::Plant>) -> Result<Trace, Failure> {
+    let options = engine::scenario::options(seed);
+    caught(seed, &options, || engine::scenario::run_with(seed, &options, plant))
+}
+
+/// The same of [`World::Handover`].
+pub fn run_handover(seed: u64, plant: Option<handover::Plant>) -> Result<Trace, Failure> {
+    caught(seed, &handover::options(seed), || handover::run(seed, plant))
+}
+
+fn caught(seed: u64, options: &impl Debug, run: impl FnOnce() -> Trace) -> Result<Trace, Failure> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| Failure {
+        seed,
+        what: message(&*panic),
+        options: format!("{options:#?}"),
+    })
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

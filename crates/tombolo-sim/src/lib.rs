@@ -3,6 +3,8 @@
 //! **What.** [`kernel`] is the clock: a queue of events between parts, in an order that a seed repeats on every machine. [`engine`] is
 //! the first world: two engines, whose scenarios [`fuzz`] draws from seeds.
 //!
+//! [`handover`] is another: connections that a node hands over, between programs that may be late or dead at each step.
+//!
 //! [`parts`] and [`hosts`] are put together by [`boards`] with the constants of a [`platform`]; [`figures`] are those of the documents, and
 //! [`study`] runs anybody's scenarios.
 //!
@@ -20,6 +22,7 @@ pub mod boards;
 pub mod engine;
 pub mod figures;
 pub mod fuzz;
+pub mod handover;
 pub mod hosts;
 pub mod kernel;
 pub mod parts;

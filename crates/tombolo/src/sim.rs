@@ -61,6 +61,8 @@ struct FuzzArguments {
 enum World {
     /// Two engines, and wires between them that lose, repeat, reorder and damage packets.
     Engine,
+    /// TCP connections that a node hands over to pairs of sockets, between programs that are late, stopped or dead at each step.
+    Handover,
 }
 
 /// Runs it.
@@ -75,9 +77,11 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
 
 fn fuzz(arguments: &FuzzArguments) -> Result<u8, Failure> {
     const USUAL_SEEDS: u64 = 300;
-    let (world, name) = match arguments.world {
-        World::Engine => (fuzz::World::Engine, "engine"),
+    let world = match arguments.world {
+        World::Engine => fuzz::World::Engine,
+        World::Handover => fuzz::World::Handover,
     };
+    let name = world.name();
     let most = arguments.seeds.unwrap_or(if arguments.time.is_some() { u64::MAX } else { USUAL_SEEDS });
     // What a seed shows is told below.
     std::panic::set_hook(Box::new(|_| {}));

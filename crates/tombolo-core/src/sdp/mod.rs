@@ -13,6 +13,8 @@
 //! driver go in, [`Action`]s come out, and the driver moves the bytes. [`Accept`] and [`Connect`] are the two sides
 //! of the nine steps by which a connection begins.
 //!
+//! [`handover`] is for programs of one machine, whose kernel carries the bytes.
+//!
 //! ```text
 //!   sender                                   receiver
 //!   copies into its send buffer
@@ -23,6 +25,7 @@
 //! ```
 
 mod connection;
+pub mod handover;
 mod handshake;
 
 pub use connection::{Action, Config, Connection, Method, Received, SdpError, Wake};

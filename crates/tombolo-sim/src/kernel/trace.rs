@@ -12,6 +12,11 @@ impl Trace {
     /// Of no run.
     pub const NONE: Self = Self(0);
 
+    /// Of a run whose hash is made elsewhere.
+    pub(crate) fn of(hash: u64) -> Self {
+        Self(hash)
+    }
+
     /// Of this run and another one after it.
     #[must_use]
     pub fn then(self, next: Self) -> Self {
