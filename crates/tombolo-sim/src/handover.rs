@@ -402,9 +402,10 @@ impl World {
     }
 
     fn begin(&mut self, number: usize, side: usize) {
+        let has_client_end = self.connections[number].programs[0].at == At::Pair;
         let is_open = self.node.as_ref().is_some_and(|node| {
             let is_shown = || match self.plant {
-                Some(Plant::Open) => node.all().any(|(_, of, _)| of == flow(number)),
+                Some(Plant::Open) => has_client_end,
                 _ => node.open_at(PORT) > 0,
             };
             side == 0 && node.is_offered(PORT) || side == 1 && is_shown()
