@@ -1,8 +1,8 @@
-//! Builds the preloaded library, which the binary carries inside itself: one
+//! Builds the preloaded libraries, which the binary carries inside itself: one
 //! file is all that has to be installed.
 //!
 //! Cargo cannot yet hand one package's `cdylib` to another, so this calls Cargo
-//! again, with a target directory of its own (the outer one is locked). That Cargo says which files the library was made of, those of
+//! again, with a target directory of its own (the outer one is locked). That Cargo says which files a library was made of, those of
 //! other crates of this workspace among them: when one changes, the library is built again.
 
 use std::collections::BTreeSet;
@@ -10,13 +10,23 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Packages of libraries, and the variables by which the binary finds what was built.
+const LIBRARIES: [(&str, &str); 2] =
+    [("tombolo-preload", "TOMBOLO_PRELOAD"), ("tombolo-sockets-preload", "TOMBOLO_SOCKETS_PRELOAD")];
+
 fn main() {
-    let variable = |name: &str| env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
-    let library = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../tombolo-preload");
-    let library = library.canonicalize().expect("the library's package is there");
     println!("cargo::rerun-if-changed=build.rs");
+    for (package, variable) in LIBRARIES {
+        build(package, variable);
+    }
+}
+
+fn build(package: &str, told: &str) {
+    let variable = |name: &str| env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
+    let library = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("..").join(package);
+    let library = library.canonicalize().expect("the library's package is there");
     // `TARGET-DIRECTORY/PROFILE/build/PACKAGE/out`. Builds of several profiles, and those that only check, share one
-    // directory, so that the library is built once for all of them that want the same.
+    // directory, so that a library is built once for all of them that want the same.
     let out = PathBuf::from(variable("OUT_DIR"));
     let target = out.ancestors().nth(4).expect("cargo's layout of directories").join("preload");
     let triple = env::var("TARGET").expect("cargo sets it");
@@ -39,11 +49,12 @@ fn main() {
         cargo.env_remove(variable);
     }
     let status = cargo.status().expect("cargo can be started");
-    assert!(status.success(), "the preloaded library did not build");
-    let made = target.join(triple).join("release/libtombolo_preload.so");
-    let built = out.join("libtombolo_preload.so");
+    assert!(status.success(), "{package} did not build");
+    let name = format!("lib{}.so", package.replace('-', "_"));
+    let made = target.join(triple).join("release").join(&name);
+    let built = out.join(&name);
     std::fs::copy(&made, &built).expect("it was built");
-    println!("cargo::rustc-env=TOMBOLO_PRELOAD={}", built.display());
+    println!("cargo::rustc-env={told}={}", built.display());
     watch(&made.with_extension("d"), &library);
 }
 

@@ -33,6 +33,12 @@ impl Kind {
     pub const LINK: Self = Self("sock");
     /// `tombolo net serve`.
     pub const UPLINK: Self = Self("net");
+    /// `tombolo sockets serve`, for commands that ask how it is.
+    pub const SOCKETS: Self = Self("sockets");
+    /// What programs ask beside that.
+    pub const HANDOVER: Self = Self("handover");
+    /// What programs map, beside both. No socket.
+    pub const HANDOVER_TABLE: Self = Self("table");
 
     /// The socket of this kind beside others of the service with that stem.
     pub fn path(self, stem: &Path) -> PathBuf {

@@ -1,5 +1,6 @@
 //! Sockets as the kernel has them: options by number, and what sock_diag(7) says of one.
 
+use std::collections::BTreeSet;
 use std::mem::size_of_val;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -81,6 +82,22 @@ pub struct TcpSocket {
     pub cookie: u64,
 }
 
+impl TcpSocket {
+    /// family, state, timer, retransmissions; the id of 48 bytes; expiry, queues, user, inode.
+    fn read(answer: &[u8]) -> Option<Self> {
+        let word = |at: usize| answer.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+        let cookie = u64::from(word(44)?) | u64::from(word(48)?) << 32;
+        Some(Self { state: *answer.get(1)?, cookie, inode: word(68)? })
+    }
+}
+
+/// Length and kind of the first of several messages.
+fn header(messages: &[u8]) -> Option<(usize, u16)> {
+    let size = u32::from_ne_bytes(messages.get(..4)?.try_into().ok()?) as usize;
+    let kind = u16::from_ne_bytes(messages.get(4..6)?.try_into().ok()?);
+    (size >= HEADER_BYTES).then_some((size, kind))
+}
+
 /// States of sockets, as `TCP_INFO` and sock_diag(7) have them.
 pub mod state {
     /// Connected.
@@ -101,7 +118,8 @@ const REQUEST: u16 = 0x01;
 const BY_FAMILY: u16 = 20;
 const ERROR: u16 = 2;
 const HEADER_BYTES: usize = 16;
-const ANSWER_BYTES: usize = 4096;
+const ANSWER_BYTES: usize = 32768;
+const DUMP: u16 = 0x300;
 
 impl Diagnosis {
     /// # Errors
@@ -116,15 +134,19 @@ impl Diagnosis {
         Ok(Self { socket })
     }
 
-    /// What the kernel answers to a request without its header. `None`: there is no such socket.
-    fn ask(&self, request: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+    fn send(&self, request: &[u8], flags: u16) -> Result<(), Errno> {
         let mut message = Vec::with_capacity(HEADER_BYTES + request.len());
         message.extend(((HEADER_BYTES + request.len()) as u32).to_ne_bytes());
         message.extend(BY_FAMILY.to_ne_bytes());
-        message.extend(REQUEST.to_ne_bytes());
+        message.extend((REQUEST | flags).to_ne_bytes());
         message.extend([0; 8]);
         message.extend(request);
-        rustix::net::send(&self.socket, &message, SendFlags::empty())?;
+        rustix::net::send(&self.socket, &message, SendFlags::empty()).map(drop)
+    }
+
+    /// What the kernel answers to a request without its header. `None`: there is no such socket.
+    fn ask(&self, request: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+        self.send(request, 0)?;
         let mut answer = vec![0; ANSWER_BYTES];
         let (length, _) = rustix::net::recv(&self.socket, &mut *answer, RecvFlags::empty())?;
         answer.truncate(length);
@@ -170,15 +192,35 @@ impl Diagnosis {
         request.extend([0; 4]);
         request.extend(NO_COOKIE);
         let Some(answer) = self.ask(&request)? else { return Ok(None) };
-        // family, state, timer, retransmissions; the id of 48 bytes; expiry, queues, user, inode.
-        let word = |at: usize| {
-            answer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes)
-        };
-        let found = || {
-            let cookie = u64::from(word(44)?) | u64::from(word(48)?) << 32;
-            Some(TcpSocket { state: *answer.get(1)?, cookie, inode: word(68)? })
-        };
-        found().map(Some).ok_or(Errno::PROTO)
+        TcpSocket::read(&answer).map(Some).ok_or(Errno::PROTO)
+    }
+
+    /// The numbers of all sockets of TCP that listen.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn listening(&self) -> Result<BTreeSet<u64>, Errno> {
+        let mut found = BTreeSet::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let mut request = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
+            request.extend((1u32 << state::LISTENS).to_ne_bytes());
+            request.extend([0; 48]);
+            self.send(&request, DUMP)?;
+            'answers: loop {
+                let mut answer = vec![0; ANSWER_BYTES];
+                let (length, _) = rustix::net::recv(&self.socket, &mut *answer, RecvFlags::empty())?;
+                let mut rest = answer.get(..length).unwrap_or(&[]);
+                while let Some((size, kind)) = header(rest) {
+                    if kind != BY_FAMILY {
+                        break 'answers;
+                    }
+                    let body = rest.get(HEADER_BYTES..size).unwrap_or(&[]);
+                    found.extend(TcpSocket::read(body).map(|socket| socket.cookie));
+                    rest = rest.get(size.next_multiple_of(4)..).unwrap_or(&[]);
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Whether there is a Unix socket of that inode.
@@ -204,7 +246,7 @@ impl AsFd for Diagnosis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
     #[test]
@@ -216,6 +258,9 @@ mod tests {
         let found = diagnosis.tcp(at, nobody).unwrap().unwrap();
         let (cookie, namespace) = cookies(listener.as_fd()).unwrap();
         assert_eq!((found.state, found.cookie), (state::LISTENS, cookie));
+        let v6 = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
+        let all = diagnosis.listening().unwrap();
+        assert!(all.contains(&cookie) && all.contains(&cookies(v6.as_fd()).unwrap().0));
         let client = TcpStream::connect(at).unwrap();
         assert_eq!(cookies(client.as_fd()).unwrap().1, namespace);
         let from = client.local_addr().unwrap();
@@ -228,6 +273,7 @@ mod tests {
         assert_eq!(own.cookie, cookies(client.as_fd()).unwrap().0);
         drop((listener, client, accepted));
         assert_eq!(diagnosis.tcp(at, nobody).unwrap(), None);
+        assert!(!diagnosis.listening().unwrap().contains(&cookie));
     }
 
     #[test]

@@ -13,7 +13,6 @@ use rustix::io::Errno;
 use tombolo_core::sdp::handover::{
     Action, Event, Handover, Limits, Listener, ListenerId, Mode, OfferId, Reason, RequestId, Space,
 };
-use tombolo_host::event::EventFd;
 use tombolo_host::sockets::{self, Diagnosis};
 use tombolo_host::unix::{PeerIdentity, Received, SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_sockets_protocol::messages::{ANSWER_BYTES, Answer, REQUEST_BYTES, Request, TAKEN, VALUE_BYTES};
@@ -52,6 +51,8 @@ const LIMITS: Limits =
 const REQUESTS_MAX: usize = 4096;
 /// Events that are taken at once.
 const EVENTS: usize = 64;
+/// How often listeners are looked at, whether they are there still.
+const LISTENERS_INTERVAL: Duration = Duration::from_secs(2);
 /// How often some of the pairs are looked at, whether anybody has them still.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 /// How many are looked at each time: each takes some microseconds.
@@ -64,7 +65,6 @@ const REQUEST: u64 = 1;
 const CLIENT_TCP: u64 = 2;
 const RELAY: u64 = 3;
 const CLOSING: u64 = 4;
-const STOP: u64 = 5;
 
 const fn key(kind: u64, number: u64) -> u64 {
     kind << KIND_SHIFT | number
@@ -94,18 +94,12 @@ enum What {
 #[derive(Debug)]
 pub struct Shared {
     status: Mutex<Status>,
-    stop: EventFd,
 }
 
 impl Shared {
     /// The last status.
     pub fn status(&self) -> Status {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Ends the node.
-    pub fn stop(&self) {
-        let _ = self.stop.signal();
     }
 }
 
@@ -126,6 +120,7 @@ pub struct Node {
     /// The last that was looked at.
     swept: OfferId,
     next_sweep: Instant,
+    next_listeners: Instant,
     relays: BTreeMap<OfferId, Relay>,
     closing: Closing,
     next_closing: u64,
@@ -143,13 +138,9 @@ impl Node {
         let own_space =
             ends::space(diagnosis.as_fd()).map_err(means("the network namespace has no number"))?;
         let table = Table::new(table).map_err(means("the table cannot be made"))?;
-        let stop = EventFd::new().map_err(means("no eventfd"))?;
-        let add = |socket: BorrowedFd<'_>, key| {
-            epoll::add(&epoll, socket, EventData::new_u64(key), EventFlags::IN).map_err(means("no epoll"))
-        };
-        add(listener.as_fd(), key(LISTENER, 0))?;
-        add(stop.as_fd(), key(STOP, 0))?;
-        let shared = std::sync::Arc::new(Shared { status: Mutex::default(), stop });
+        epoll::add(&epoll, &listener, EventData::new_u64(key(LISTENER, 0)), EventFlags::IN)
+            .map_err(means("no epoll"))?;
+        let shared = std::sync::Arc::new(Shared { status: Mutex::default() });
         // Higher than those of a node before this one, whose connections may still be there.
         let first = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_micros() as u64);
         Ok(Self {
@@ -166,6 +157,7 @@ impl Node {
             kept: BTreeSet::new(),
             swept: OfferId(0),
             next_sweep: Instant::now() + SWEEP_INTERVAL,
+            next_listeners: Instant::now() + LISTENERS_INTERVAL,
             relays: BTreeMap::new(),
             closing: Closing::default(),
             next_closing: 1,
@@ -182,14 +174,14 @@ impl Node {
         u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Serves until it is stopped, or until nobody has listened or been connected for `idle`.
+    /// Serves until `is_over` says so after a signal, or until nobody has listened or been connected for `idle`.
     ///
     /// # Errors
     /// The kernel takes no more waits.
-    pub fn run(mut self, idle: Option<Duration>) -> io::Result<()> {
+    pub fn run(mut self, idle: Option<Duration>, is_over: fn() -> bool) -> io::Result<()> {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS);
         let mut busy = Instant::now();
-        loop {
+        while !is_over() {
             let timeout = self.timeout();
             events.clear();
             let spec = tombolo_host::event::timespec(timeout);
@@ -207,7 +199,7 @@ impl Node {
                     CLIENT_TCP => self.heard_of_tcp(OfferId(number)),
                     RELAY => self.relay(OfferId(number)),
                     CLOSING => drop(self.closing.heard(number)),
-                    _ => return Ok(()),
+                    _ => {}
                 }
             }
             let now = self.now();
@@ -217,17 +209,23 @@ impl Node {
             }
             if self.next_sweep <= Instant::now() {
                 self.sweep();
+                if self.next_listeners <= Instant::now() {
+                    self.look_at_listeners();
+                    self.next_listeners = Instant::now() + LISTENERS_INTERVAL;
+                }
                 self.say_status();
-                self.next_sweep = Instant::now() + SWEEP_INTERVAL;
+                let is_calm = self.offers.is_empty() && self.closing.len() == 0;
+                self.next_sweep = Instant::now() + if is_calm { LISTENERS_INTERVAL } else { SWEEP_INTERVAL };
             }
             let is_idle = self.offers.is_empty() && self.relays.is_empty() && self.asked.is_empty();
             if !is_quiet || !is_idle || !self.is_without_listeners() {
                 busy = Instant::now();
             }
             if idle.is_some_and(|idle| busy.elapsed() >= idle) {
-                return Ok(());
+                break;
             }
         }
+        Ok(())
     }
 
     fn timeout(&self) -> Duration {
@@ -580,6 +578,21 @@ impl Node {
         {
             self.relays.remove(&offer);
             self.event(Event::Over { offer });
+        }
+    }
+
+    /// Forgets listeners that are gone.
+    fn look_at_listeners(&mut self) {
+        if self.is_without_listeners() {
+            return;
+        }
+        let Ok(there) = self.diagnosis.listening() else { return };
+        let is_gone =
+            |listener: &Listener| listener.space == self.own_space && !there.contains(&listener.id.0);
+        let all = self.handover.listeners().map(|(listener, _)| listener);
+        let gone: Vec<_> = all.filter(|listener| is_gone(listener)).map(|listener| listener.id).collect();
+        for listener in gone {
+            self.event(Event::Closed { listener });
         }
     }
 

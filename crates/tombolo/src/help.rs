@@ -13,7 +13,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Memory of other machines", &["demo", "run", "node", "lenders"]),
     ("What runs here", &["ps", "top", "status", "ping"]),
     ("Files in the memory of a node", &["cp", "ls", "rm"]),
-    ("Networks", &["net"]),
+    ("Networks", &["net", "sockets"]),
     ("Models of hardware", &["sim", "reproduce"]),
     ("Setting up", &["doctor", "keygen", "man", "completions"]),
 ];

@@ -15,7 +15,7 @@ use crate::output;
 static LIBRARY: &[u8] = include_bytes!(env!("TOMBOLO_PRELOAD"));
 
 /// Where packages install it.
-const INSTALLED: &str = "/usr/lib/tombolo";
+pub const INSTALLED: &str = "/usr/lib/tombolo";
 
 /// Arguments of `tombolo library`.
 #[derive(Args)]
@@ -43,10 +43,14 @@ pub fn library() -> Library {
     Library { bytes: LIBRARY, installed }
 }
 
-/// A name that no other library has: a package of another version installs its library beside this one.
 fn name() -> String {
+    name_of("libtombolo", LIBRARY)
+}
+
+/// A name that no other library has: a package of another version installs its library beside this one.
+pub fn name_of(kind: &str, library: &[u8]) -> String {
     let mut hasher = Hasher::default();
-    hasher.update(LIBRARY);
+    hasher.update(library);
     let checksum = hasher.finish().to_string();
-    format!("libtombolo-{}.so", checksum.get(..16).unwrap_or(&checksum))
+    format!("{kind}-{}.so", checksum.get(..16).unwrap_or(&checksum))
 }

@@ -42,6 +42,7 @@ mod run;
 mod security;
 mod side_by_side;
 mod sim;
+mod sockets;
 mod status;
 mod table;
 mod top;
@@ -94,6 +95,8 @@ enum Command {
     Ping(ping::Arguments),
     /// Share a network interface among namespaces, machines and VMs.
     Net(net::Arguments),
+    /// Hand TCP connections between programs of this machine over to Unix sockets.
+    Sockets(sockets::Arguments),
     /// Simulate machines in virtual time.
     Sim(sim::Arguments),
     /// Reproduce the documents' figures on modelled hardware.
@@ -173,6 +176,7 @@ fn main() -> ExitCode {
         Command::Rm(arguments) => rm::main(&arguments),
         Command::Ping(arguments) => ping::main(&arguments),
         Command::Net(arguments) => net::main(&arguments),
+        Command::Sockets(arguments) => sockets::main(arguments),
         Command::Sim(arguments) => sim::main(&arguments),
         Command::Reproduce(arguments) => reproduce::main(&arguments),
         Command::Keygen(arguments) => keygen::main(&arguments),

@@ -32,7 +32,7 @@ struct Noted {
     turn: u64,
 }
 
-/// All that are noted. One that has closed is noted until another takes its place: who connects finds out.
+/// All that are noted. One that has closed is noted for a while: who connects finds out.
 #[derive(Debug)]
 pub(super) struct Listeners {
     most: usize,
@@ -61,6 +61,11 @@ impl Listeners {
         self.by_turn.insert(turn, listener.id);
         self.all.insert(listener.id, Noted { listener, is_offered, turn });
         changed
+    }
+
+    /// One is gone; its port.
+    pub(super) fn close(&mut self, id: ListenerId) -> Option<u16> {
+        self.forget(id).map(|noted| noted.listener.at.port)
     }
 
     fn forget(&mut self, id: ListenerId) -> Option<Noted> {

@@ -103,6 +103,11 @@ pub enum Event {
         /// What it listens at.
         listener: Listener,
     },
+    /// A listener is gone.
+    Closed {
+        /// Which.
+        listener: ListenerId,
+    },
     /// A client wants to connect.
     Connects {
         /// Its request.
@@ -351,6 +356,7 @@ impl Handover {
     pub fn handle(&mut self, now: Time, event: Event) {
         match event {
             Event::Listens { listener } => self.changed.extend(self.listeners.note(listener)),
+            Event::Closed { listener } => self.changed.extend(self.listeners.close(listener)),
             Event::Connects { request, space, to } => self.connects(request, space, to),
             Event::Examined { offer, found } => self.examined(offer, found),
             Event::Accepts { request, flow } => self.accepts(request, flow),

@@ -179,6 +179,11 @@ fn what_is_not_there_or_too_much_is_refused() {
     node.handle(0, Event::Listens { listener: listener(7, 82) });
     assert_eq!(node.listeners().map(|(one, _)| one.id.0).collect::<Vec<_>>(), [6, 7]);
     assert_eq!(node.counters().refused[&Reason::NoListener], 3);
+    assert!(node.is_offered(82));
+    node.take_changed();
+    node.handle(0, Event::Closed { listener: ListenerId(7) });
+    assert!(!node.is_offered(82));
+    assert_eq!(node.take_changed(), [82].into());
 }
 
 #[test]

@@ -1,0 +1,95 @@
+//! `tombolo sockets run`: a program with the library.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use tombolo_control::place::{self, Kind};
+use tombolo_sockets_protocol::{Setting, VARIABLE, rules};
+
+use super::preloaded;
+use crate::failure::Failure;
+
+/// How long a node may take to begin.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often it is looked for meanwhile.
+const BEGIN_PAUSE: Duration = Duration::from_millis(5);
+/// A node that was started here ends when it was idle for so long.
+const IDLE: &str = "10m";
+
+/// Arguments of `tombolo sockets run`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Rules that say which sockets stay TCP, as libsdp.conf has them.
+    #[arg(long, value_name = "FILE", env = "LIBSDP_CONFIG_FILE")]
+    config: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Runs it.
+pub fn main(arguments: Arguments) -> Result<u8, Failure> {
+    let rules = arguments.config.as_deref().map(checked).transpose()?.unwrap_or_default();
+    let library = preloaded::path()?;
+    let node = node()?;
+    let setting = Setting { socket: node.as_os_str().as_bytes(), rules: rules.as_os_str().as_bytes() };
+    let text = setting.to_string();
+    if Setting::parse(text.as_bytes()) != Some(setting) || text.len() > 250 {
+        return Err(Failure::new(format!(
+            "{} and the path of the rules are too long, or have a colon",
+            node.display()
+        )));
+    }
+    let mut preload = library.into_os_string();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let (program, words) = arguments.program.split_first().ok_or_else(|| Failure::new("no program"))?;
+    let error = Command::new(program).args(words).env("LD_PRELOAD", preload).env(VARIABLE, &text).exec();
+    Err(Failure::new(format!("cannot run {}: {error}", Path::new(program).display())))
+}
+
+/// A file of rules that can be read, by a path that is right wherever the program goes.
+fn checked(path: &Path) -> Result<PathBuf, Failure> {
+    let failed = |what: String| Failure::new(format!("rules in {}: {what}", path.display()));
+    let text = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
+    rules::check(&text).map_err(|wrong| failed(format!("line {}: {}", wrong.line, wrong.what)))?;
+    path.canonicalize().map_err(|error| failed(error.to_string()))
+}
+
+/// Where a node of this user's listens; one is started where there is none.
+fn node() -> Result<PathBuf, Failure> {
+    let find = || place::find(Kind::HANDOVER).found.into_iter().next().map(|found| found.path);
+    if let Some(path) = find() {
+        return Ok(path);
+    }
+    let own =
+        std::env::current_exe().map_err(|error| Failure::new(format!("where is this program? {error}")))?;
+    let mut command = Command::new(own);
+    command.args(["sockets", "serve", "--idle", IDLE]).current_dir(OsStr::new("/"));
+    command.env_remove("LD_PRELOAD").process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| Failure::new(format!("cannot start a node: {error}")))?;
+    let since = Instant::now();
+    loop {
+        if let Some(path) = find() {
+            return Ok(path);
+        }
+        if let Ok(Some(status)) = child.try_wait() {
+            // Another command may have started one meanwhile.
+            return find().ok_or_else(|| {
+                Failure::new(format!("the node has ended ({status}): `tombolo sockets serve` says why"))
+            });
+        }
+        if since.elapsed() > BEGIN_TIMEOUT {
+            return Err(Failure::new("the node that was started does not begin"));
+        }
+        std::thread::sleep(BEGIN_PAUSE);
+    }
+}
