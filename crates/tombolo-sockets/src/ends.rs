@@ -1,6 +1,6 @@
 //! Sockets of TCP and ends of pairs, as the node makes and checks them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -35,12 +35,11 @@ pub fn socket_address(address: &Address) -> SocketAddr {
 
 /// The same for the machine, which tells no families apart.
 pub fn endpoint(address: &SocketAddr) -> Endpoint {
-    let address = match address.ip() {
-        IpAddr::V4(ip) if ip == Ipv4Addr::UNSPECIFIED => ([0; 16], address.port()),
-        IpAddr::V4(ip) => (ip.to_ipv6_mapped().octets(), address.port()),
-        IpAddr::V6(ip) => (ip.octets(), address.port()),
+    let ip = match address.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
     };
-    Endpoint { address: address.0, port: address.1 }
+    Endpoint { address: ip.octets(), port: address.port() }
 }
 
 /// A socket of TCP that a program has passed.

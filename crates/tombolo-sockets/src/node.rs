@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use tombolo_core::sdp::handover::{
     Action, Event, Handover, Limits, Listener, ListenerId, Mode, OfferId, Reason, RequestId, Space,
 };
+use tombolo_host::event::EventFd;
 use tombolo_host::sockets::{self, Diagnosis};
 use tombolo_host::unix::{PeerIdentity, Received, SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_sockets_protocol::messages::{ANSWER_BYTES, Answer, REQUEST_BYTES, Request, TAKEN, VALUE_BYTES};
@@ -58,6 +59,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 /// How many are looked at each time: each takes some microseconds.
 const SWEEP_COUNT: usize = 256;
 
+/// How long a thread waits for a status.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Kinds of descriptors that are waited for, in the upper bits of a key.
 const KIND_SHIFT: u32 = 60;
 const LISTENER: u64 = 0;
@@ -65,6 +69,7 @@ const REQUEST: u64 = 1;
 const CLIENT_TCP: u64 = 2;
 const RELAY: u64 = 3;
 const CLOSING: u64 = 4;
+const STATUS: u64 = 5;
 
 const fn key(kind: u64, number: u64) -> u64 {
     kind << KIND_SHIFT | number
@@ -93,13 +98,22 @@ enum What {
 /// What other threads ask of a node.
 #[derive(Debug)]
 pub struct Shared {
-    status: Mutex<Status>,
+    /// Wakes the node, which then says how it is.
+    wanted: EventFd,
+    /// How often it has said so, and what.
+    status: Mutex<(u64, Status)>,
+    said: Condvar,
 }
 
 impl Shared {
-    /// The last status.
-    pub fn status(&self) -> Status {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// How the node is. `None`: it does not say within a second.
+    pub fn status(&self) -> Option<Status> {
+        let status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = status.0;
+        self.wanted.signal().ok()?;
+        let said = self.said.wait_timeout_while(status, STATUS_TIMEOUT, |status| status.0 == before);
+        let (status, waited) = said.unwrap_or_else(PoisonError::into_inner);
+        (!waited.timed_out()).then(|| status.1.clone())
     }
 }
 
@@ -124,7 +138,7 @@ pub struct Node {
     relays: BTreeMap<OfferId, Relay>,
     closing: Closing,
     next_closing: u64,
-    shared: std::sync::Arc<Shared>,
+    shared: Arc<Shared>,
 }
 
 impl Node {
@@ -138,9 +152,12 @@ impl Node {
         let own_space =
             ends::space(diagnosis.as_fd()).map_err(means("the network namespace has no number"))?;
         let table = Table::new(table).map_err(means("the table cannot be made"))?;
+        let wanted = EventFd::new().map_err(means("no eventfd"))?;
+        epoll::add(&epoll, &wanted, EventData::new_u64(key(STATUS, 0)), EventFlags::IN)
+            .map_err(means("no epoll"))?;
         epoll::add(&epoll, &listener, EventData::new_u64(key(LISTENER, 0)), EventFlags::IN)
             .map_err(means("no epoll"))?;
-        let shared = std::sync::Arc::new(Shared { status: Mutex::default() });
+        let shared = Arc::new(Shared { wanted, status: Mutex::default(), said: Condvar::new() });
         // Higher than those of a node before this one, whose connections may still be there.
         let first = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_micros() as u64);
         Ok(Self {
@@ -166,7 +183,7 @@ impl Node {
     }
 
     /// For other threads.
-    pub fn shared(&self) -> std::sync::Arc<Shared> {
+    pub fn shared(&self) -> Arc<Shared> {
         self.shared.clone()
     }
 
@@ -199,7 +216,10 @@ impl Node {
                     CLIENT_TCP => self.heard_of_tcp(OfferId(number)),
                     RELAY => self.relay(OfferId(number)),
                     CLOSING => drop(self.closing.heard(number)),
-                    _ => {}
+                    _ => {
+                        let _ = self.shared.wanted.drain();
+                        self.say_status();
+                    }
                 }
             }
             let now = self.now();
@@ -213,7 +233,6 @@ impl Node {
                     self.look_at_listeners();
                     self.next_listeners = Instant::now() + LISTENERS_INTERVAL;
                 }
-                self.say_status();
                 let is_calm = self.offers.is_empty() && self.closing.len() == 0;
                 self.next_sweep = Instant::now() + if is_calm { LISTENERS_INTERVAL } else { SWEEP_INTERVAL };
             }
@@ -652,7 +671,9 @@ impl Node {
             counters: named.map(|(name, count)| (name.to_owned(), count)).into(),
             refused: refused.collect(),
         };
-        *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+        let mut shared = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        *shared = (shared.0 + 1, status);
+        self.shared.said.notify_all();
     }
 }
 

@@ -66,7 +66,10 @@ impl Service for Answering {
 
     fn answer(&self, ask: Question) -> Answer {
         match ask {
-            Question::Status => Answer::Status(Box::new(self.0.status())),
+            Question::Status => match self.0.status() {
+                Some(status) => Answer::Status(Box::new(status)),
+                None => Answer::Failed("the node does not answer within a second".into()),
+            },
         }
     }
 
