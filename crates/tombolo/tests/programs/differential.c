@@ -391,7 +391,14 @@ static void resize(struct world *w, struct call *c) {
         size = c->count;
     }
     c->raw = c->raw || c->range == 1;
-    if (c->raw || next(w) % 2) make_one(w, c);
+    /* Whether mappings side by side are one depends on which of their pages were touched, by anybody: the pager touches others. */
+    make_one(w, c);
+    if (!c->raw && next(w) % 2) {
+        /* A part of it is local from now on. */
+        uint64_t part = 1 + next(w) % c->count;
+        CHECK(!madvise(c->at, part * PAGE, MADV_WIPEONFORK), "wipe on fork: %d", errno);
+        CHECK(!madvise(c->at, part * PAGE, MADV_KEEPONFORK), "keep on fork: %d", errno);
+    }
     if (c->first + size > pages) size = pages - c->first;
     if (size > c->count && next(w) % 2) {
         int result = munmap(c->at + c->length, (size - c->count) * PAGE);
