@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use tombolo_host::unix::{Life, SeqpacketListener, UnixError, remove_dead};
 
 /// Names another directory for the sockets.
-const VARIABLE: &str = "TOMBOLO_RUNTIME_DIR";
+pub const VARIABLE: &str = "TOMBOLO_RUNTIME_DIR";
 /// The longest name of a socket without its kind. The kernel takes paths of 107 bytes.
 const NAME_BYTES_MAX: usize = 48;
 /// The most services of one kind and name.

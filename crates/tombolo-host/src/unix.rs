@@ -284,6 +284,13 @@ impl SeqpacketListener {
         Ok(true)
     }
 
+    /// Lets processes of all users connect, who may pass descriptors with their first message: what they pass is closed by other
+    /// threads, whatever becomes of the connection.
+    pub fn let_all_connect_and_pass(&self) -> Result<(), UnixError> {
+        let path = &self.0.path;
+        rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(at("cannot open to all", path))
+    }
+
     /// The next connection, or None when nobody is waiting.
     pub fn accept(&self) -> Result<Option<SeqpacketSocket>, UnixError> {
         let may_hold_descriptors = !self.0.keeps_descriptors_away.load(Ordering::Relaxed);

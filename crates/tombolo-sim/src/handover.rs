@@ -200,8 +200,13 @@ struct World {
 pub fn run(seed: u64, plant: Option<Plant>) -> Trace {
     let options = options(seed);
     let mut random = Random::new(seed);
-    let limits =
-        Limits { offers_max: 64, listeners_max: 8, first_look: 30 * STEP_NS, last_look: 300 * STEP_NS };
+    let limits = Limits {
+        offers_max: 64,
+        offers_of_user_max: 64,
+        listeners_max: 8,
+        first_look: 30 * STEP_NS,
+        last_look: 300 * STEP_NS,
+    };
     let mut node = Handover::new(limits, 1);
     let connections = (0..options.connections).map(|_| Connection {
         programs: [Program::new(), Program::new()],
@@ -450,7 +455,7 @@ impl World {
         let space = Space(number as u64);
         match (message, side) {
             (Message::Ask, 0) => {
-                self.event(Event::Connects { request: id, space, to: flow(number).server });
+                self.event(Event::Connects { request: id, space, to: flow(number).server, other_user: None });
             }
             (Message::Ask, _) => self.event(Event::Accepts { request: id, flow: flow(number) }),
             (Message::Taken, _) => self.event(Event::Taken { request: id }),

@@ -49,7 +49,7 @@ pub unsafe extern "C" fn getsockopt(
             && start::is_on()
             && let Some(end) = ends::of(descriptor)
         {
-            return get(&end, level, name, value as usize, length as usize);
+            return get(descriptor, &end, level, name, value as usize, length as usize);
         }
         let next: unsafe extern "C" fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int =
             core::mem::transmute(GET.address());
@@ -66,7 +66,7 @@ fn fresh_socket(end: &End) -> Result<i32, i32> {
 /// # Safety
 ///
 /// What lies at `value` and `length` is the program's to have changed.
-unsafe fn get(end: &End, level: c_int, name: c_int, value: usize, length: usize) -> c_int {
+unsafe fn get(descriptor: c_int, end: &End, level: c_int, name: c_int, value: usize, length: usize) -> c_int {
     let mut room = [0; 4];
     if read_bytes(length, &mut room) != Ok(4) {
         return with_errno(Err(libc::EFAULT)) as c_int;
@@ -76,7 +76,7 @@ unsafe fn get(end: &End, level: c_int, name: c_int, value: usize, length: usize)
     };
     let mut bytes = [0; VALUE_BYTES];
     let found = bytes.get_mut(..room.min(VALUE_BYTES)).ok_or(libc::EINVAL);
-    let found = found.and_then(|bytes| known(end, level, name, bytes));
+    let found = found.and_then(|bytes| known(descriptor, end, level, name, bytes));
     let length_found = match found {
         Ok(length) => length,
         Err(error) => return with_errno(Err(error)) as c_int,
@@ -91,7 +91,7 @@ unsafe fn get(end: &End, level: c_int, name: c_int, value: usize, length: usize)
 }
 
 /// Fills the value of an option; how many bytes of it.
-fn known(end: &End, level: c_int, name: c_int, bytes: &mut [u8]) -> Result<usize, i32> {
+fn known(descriptor: c_int, end: &End, level: c_int, name: c_int, bytes: &mut [u8]) -> Result<usize, i32> {
     let fill = |bytes: &mut [u8], words: &[i32]| {
         let all = words.iter().flat_map(|word| word.to_ne_bytes());
         bytes.iter_mut().zip(all).map(|(target, byte)| *target = byte).count()
@@ -106,9 +106,8 @@ fn known(end: &End, level: c_int, name: c_int, bytes: &mut [u8]) -> Result<usize
             _ => {}
         }
     }
-    let request =
-        Request::Get { id: end.id, is_server: end.is_server, level, name, length: bytes.len() as u32 };
-    let answer = if start::is_paused() { None } else { node::ask(&request, None) };
+    let request = Request::Get { level, name, length: bytes.len() as u32 };
+    let answer = if start::is_paused() { None } else { node::ask(&request, Some(descriptor)) };
     if let Some((Answer::Value { error, length, value }, _)) = answer {
         if error != 0 {
             return Err(error);
@@ -137,7 +136,7 @@ pub unsafe extern "C" fn setsockopt(
         && start::is_on()
         && let Some(end) = ends::of(descriptor)
     {
-        return with_errno(set(&end, level, name, value as usize, length)) as c_int;
+        return with_errno(set(descriptor, &end, level, name, value as usize, length)) as c_int;
     }
     // SAFETY: the caller's promise; the address is that of the next function of this name.
     unsafe {
@@ -148,7 +147,14 @@ pub unsafe extern "C" fn setsockopt(
 }
 
 /// A fresh socket says whether it can be set so; then the node sets it.
-fn set(end: &End, level: c_int, name: c_int, value: usize, length: u32) -> Result<usize, i32> {
+fn set(
+    descriptor: c_int,
+    end: &End,
+    level: c_int,
+    name: c_int,
+    value: usize,
+    length: u32,
+) -> Result<usize, i32> {
     let socket = fresh_socket(end)?;
     let arguments = [socket as usize, level as usize, name as usize, value, length as usize, 0];
     // SAFETY: the kernel reads what the program has passed, and says if it cannot.
@@ -160,9 +166,7 @@ fn set(end: &End, level: c_int, name: c_int, value: usize, length: u32) -> Resul
     if let Some(kept) = kept.filter(|_| !start::is_paused()) {
         let wanted = kept.len();
         if read_bytes(value, kept) == Ok(wanted) {
-            let request =
-                Request::Set { id: end.id, is_server: end.is_server, level, name, length, value: bytes };
-            node::tell(&request, None);
+            node::tell(&Request::Set { level, name, length, value: bytes }, Some(descriptor));
         }
     }
     Ok(0)

@@ -34,12 +34,8 @@ pub enum Request {
     },
     /// The end that comes with it was closed, and written to its end before. There is no answer.
     Close,
-    /// The value of an option of the TCP connection that an end stands for.
+    /// The value of an option of the TCP connection that the end stands for that comes with it.
     Get {
-        /// The connection, by its number.
-        id: u64,
-        /// Whether the end is the server's.
-        is_server: bool,
         /// As getsockopt(2) has it.
         level: i32,
         /// The same.
@@ -49,10 +45,6 @@ pub enum Request {
     },
     /// An option of that is set. There is no answer.
     Set {
-        /// The connection, by its number.
-        id: u64,
-        /// Whether the end is the server's.
-        is_server: bool,
         /// As setsockopt(2) has it.
         level: i32,
         /// The same.
@@ -83,16 +75,14 @@ impl Request {
                 writer.bytes(&token.to_le_bytes());
             }
             Self::Close => writer.bytes(&[5]),
-            Self::Get { id, is_server, level, name, length } => {
-                writer.bytes(&[6, u8::from(*is_server)]);
-                writer.bytes(&id.to_le_bytes());
+            Self::Get { level, name, length } => {
+                writer.bytes(&[6]);
                 writer.bytes(&level.to_le_bytes());
                 writer.bytes(&name.to_le_bytes());
                 writer.bytes(&length.to_le_bytes());
             }
-            Self::Set { id, is_server, level, name, length, value } => {
-                writer.bytes(&[7, u8::from(*is_server)]);
-                writer.bytes(&id.to_le_bytes());
+            Self::Set { level, name, length, value } => {
+                writer.bytes(&[7]);
                 writer.bytes(&level.to_le_bytes());
                 writer.bytes(&name.to_le_bytes());
                 writer.bytes(&length.to_le_bytes());
@@ -122,22 +112,15 @@ impl Request {
             4 => Self::Accept { token: u64::from_le_bytes(reader.array()?) },
             5 => Self::Close,
             6 | 7 => {
-                let [is_server] = reader.array()?;
-                let is_server = match is_server {
-                    0 => false,
-                    1 => true,
-                    _ => return None,
-                };
-                let id = u64::from_le_bytes(reader.array()?);
                 let (level, name) =
                     (i32::from_le_bytes(reader.array()?), i32::from_le_bytes(reader.array()?));
                 let length = u32::from_le_bytes(reader.array()?);
                 if kind == 6 {
                     let _ = usize::try_from(length).ok().filter(|length| *length <= VALUE_BYTES)?;
-                    Self::Get { id, is_server, level, name, length }
+                    Self::Get { level, name, length }
                 } else {
                     let _ = usize::try_from(length).ok().filter(|length| *length <= SET_BYTES)?;
-                    Self::Set { id, is_server, level, name, length, value: reader.array()? }
+                    Self::Set { level, name, length, value: reader.array()? }
                 }
             }
             _ => return None,
@@ -232,8 +215,8 @@ mod tests {
             Request::Connect { token: 7, to: Address { is_v4: false, ip: [3; 16], port: 80 } },
             Request::Accept { token: u64::MAX },
             Request::Close,
-            Request::Get { id: 1, is_server: true, level: 6, name: 11, length: 104 },
-            Request::Set { id: 2, is_server: false, level: 6, name: 1, length: 4, value: [1; SET_BYTES] },
+            Request::Get { level: 6, name: 11, length: 104 },
+            Request::Set { level: 6, name: 1, length: 4, value: [1; SET_BYTES] },
         ];
         for request in requests {
             let bytes = request.encode();
@@ -246,10 +229,10 @@ mod tests {
             longer[REQUEST_BYTES - 1] = 1;
             assert_eq!(Request::decode(&longer), None, "something behind it");
         }
-        let too_long = Request::Get { id: 1, is_server: true, level: 6, name: 11, length: 257 };
+        let too_long = Request::Get { level: 6, name: 11, length: 257 };
         assert_eq!(Request::decode(&too_long.encode()), None);
         let value = [0; SET_BYTES];
-        let too_long = Request::Set { id: 1, is_server: true, level: 6, name: 11, length: 33, value };
+        let too_long = Request::Set { level: 6, name: 11, length: 33, value };
         assert_eq!(Request::decode(&too_long.encode()), None);
     }
 

@@ -14,6 +14,7 @@ use tombolo_core::sdp::handover::{
     Action, Event, Handover, Limits, Listener, ListenerId, Mode, OfferId, Reason, RequestId, Space,
 };
 use tombolo_host::event::EventFd;
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::sockets::{self, Diagnosis};
 use tombolo_host::unix::{PeerIdentity, Received, SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_sockets_protocol::messages::{ANSWER_BYTES, Answer, REQUEST_BYTES, Request, TAKEN, VALUE_BYTES};
@@ -46,10 +47,17 @@ fn means(what: &'static str) -> impl Fn(Errno) -> NodeError {
     move |errno| NodeError::Means { what, errno }
 }
 
-const LIMITS: Limits =
-    Limits { offers_max: 100_000, listeners_max: 4096, first_look: 30_000_000, last_look: 1_000_000_000 };
+const LIMITS: Limits = Limits {
+    offers_max: 100_000,
+    offers_of_user_max: 10_000,
+    listeners_max: 4096,
+    first_look: 30_000_000,
+    last_look: 1_000_000_000,
+};
 /// Questions that are open at a time. A further program is hung up on: its connection is TCP.
 const REQUESTS_MAX: usize = 4096;
+/// Questions of the processes of one other user that are open at a time.
+const REQUESTS_OF_USER_MAX: usize = 256;
 /// Events that are taken at once.
 const EVENTS: usize = 64;
 /// How often listeners are looked at, whether they are there still.
@@ -265,8 +273,9 @@ impl Node {
     fn accept(&mut self) {
         while let Ok(Some(socket)) = self.listener.accept() {
             let peer = socket.peer().ok();
-            let is_let_in = peer.is_some_and(|peer| peer.is_own_or_root()) && self.asked.len() < REQUESTS_MAX;
-            if !is_let_in || socket.let_in().is_err() {
+            let is_let_in =
+                peer.is_some_and(|peer| self.has_room_for(&peer)) && self.asked.len() < REQUESTS_MAX;
+            if !is_let_in {
                 continue;
             }
             let id = RequestId(self.next_request);
@@ -277,6 +286,12 @@ impl Node {
                 self.receive(id);
             }
         }
+    }
+
+    /// Who may ask: processes of any user, if the socket's file lets them connect. What they have in their hands says what they may.
+    fn has_room_for(&self, peer: &PeerIdentity) -> bool {
+        let of_user = |asked: &&Asked| asked.peer.is_some_and(|other| other.user_id == peer.user_id);
+        peer.is_own_or_root() || self.asked.values().filter(of_user).count() < REQUESTS_OF_USER_MAX
     }
 
     fn receive(&mut self, id: RequestId) {
@@ -318,7 +333,7 @@ impl Node {
         let mut descriptors = received.descriptors.into_iter();
         // What is none of TCP is closed by another thread: that may take long.
         let passed = descriptors.next();
-        let tcp = |passed: Option<tombolo_host::passed::PassedDescriptor>| {
+        let tcp = |passed: Option<PassedDescriptor>| {
             let passed = passed?;
             ends::check_tcp(passed.as_fd()).ok()?;
             let space = ends::space(passed.as_fd()).ok()?;
@@ -346,7 +361,9 @@ impl Node {
                         asked.what = What::Connect { wish, space, is_begun: false };
                     }
                     let to = ends::endpoint(&ends::socket_address(&to));
-                    self.event(Event::Connects { request: id, space, to });
+                    let peer = self.asked.get(&id).and_then(|asked| asked.peer);
+                    let other_user = peer.filter(|peer| !peer.is_own_or_root()).map(|peer| peer.user_id);
+                    self.event(Event::Connects { request: id, space, to, other_user });
                 }
                 _ => self.answer(id, &Answer::Tcp { is_begun: false }),
             },
@@ -371,15 +388,15 @@ impl Node {
                     self.keep_closed(passed.into());
                 }
             }
-            Some(Request::Get { id: offer, is_server, level, name, length }) => {
-                let answer = self.option(OfferId(offer), is_server, level, name, length as usize);
+            Some(Request::Get { level, name, length }) => {
+                let answer = self.option(passed, level, name, length as usize);
                 self.answer(id, &answer);
             }
-            Some(Request::Set { id: offer, is_server, level, name, length, value }) => {
-                if let Some(socket) = self.tcp_of(OfferId(offer), is_server) {
+            Some(Request::Set { level, name, length, value }) => {
+                if let Some(socket) = self.tcp_of(passed) {
                     // A fresh socket has taken it before.
-                    let _ =
-                        sockets::set_option(socket, level, name, value.get(..length as usize).unwrap_or(&[]));
+                    let value = value.get(..length as usize).unwrap_or(&[]);
+                    let _ = sockets::set_option(socket, level, name, value);
                 }
                 self.end(id, false);
             }
@@ -396,17 +413,24 @@ impl Node {
         }
     }
 
-    fn tcp_of(&self, offer: OfferId, is_server: bool) -> Option<BorrowedFd<'_>> {
+    /// The socket of TCP that an end stands for. Who has the end may ask for it.
+    fn tcp_of(&self, passed: Option<PassedDescriptor>) -> Option<BorrowedFd<'_>> {
+        let passed = passed?;
+        let End { id, is_server, .. } = ends::of(passed.as_fd())?;
+        let offer = OfferId(id);
         let held = self.offers.get(&offer)?;
+        if !held.inodes.contains(&ends::inode(passed.as_fd()).ok()?) {
+            return None;
+        }
         let relayed = || self.relays.get(&offer).map(|relay| &relay.tcp);
         let socket =
             if is_server { held.server_tcp.as_ref() } else { held.client_tcp.as_ref().or_else(relayed) };
         Some(socket?.as_fd())
     }
 
-    fn option(&self, offer: OfferId, is_server: bool, level: i32, name: i32, room: usize) -> Answer {
+    fn option(&self, end: Option<PassedDescriptor>, level: i32, name: i32, room: usize) -> Answer {
         let mut value = [0; VALUE_BYTES];
-        let Some(socket) = self.tcp_of(offer, is_server) else {
+        let Some(socket) = self.tcp_of(end) else {
             return Answer::Value { error: libc::ENOTCONN, length: 0, value };
         };
         let target = value.get_mut(..room).unwrap_or(&mut []);

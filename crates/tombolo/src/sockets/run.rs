@@ -9,15 +9,19 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use tombolo_control::place::{self, Kind};
+use tombolo_control::{Client, Trust};
 use tombolo_sockets_protocol::{Setting, VARIABLE, rules};
 
 use super::preloaded;
+use super::serve::SYSTEM;
 use crate::failure::Failure;
 
 /// How long a node may take to begin.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is looked for meanwhile.
 const BEGIN_PAUSE: Duration = Duration::from_millis(5);
+/// Where root's node is.
+const OF_SYSTEM: &str = "/run/tombolo";
 /// A node that was started here ends when it was idle for so long.
 const IDLE: &str = "10m";
 
@@ -63,8 +67,13 @@ fn checked(path: &Path) -> Result<PathBuf, Failure> {
     path.canonicalize().map_err(|error| failed(error.to_string()))
 }
 
-/// Where a node of this user's listens; one is started where there is none.
+/// Where root's node listens, which hands over connections of all users, or this user's own; one is started where there is none.
 fn node() -> Result<PathBuf, Failure> {
+    let of_system = Kind::HANDOVER.path(&Path::new(OF_SYSTEM).join(SYSTEM));
+    let is_told_where = std::env::var_os(place::VARIABLE).is_some();
+    if !is_told_where && Client::connect(&of_system, Trust::Own, BEGIN_PAUSE).is_ok() {
+        return Ok(of_system);
+    }
     let find = || place::find(Kind::HANDOVER).found.into_iter().next().map(|found| found.path);
     if let Some(path) = find() {
         return Ok(path);

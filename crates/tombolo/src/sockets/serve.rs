@@ -21,6 +21,11 @@ use crate::log::LogArguments;
 /// Of what a node can be asked.
 pub const VERSION: u16 = 1;
 
+/// What root's node is called, which hands over connections of all users' programs.
+pub const SYSTEM: &str = "system";
+/// What another user's is called.
+const USER: &str = "user";
+
 /// What it can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -81,14 +86,17 @@ impl Service for Answering {
 /// Runs it.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let _log = arguments.log.begin()?;
-    let name = std::process::id().to_string();
-    let bound = place::listen(&name, |stem| -> Result<_, UnixError> {
+    let is_root = rustix::process::geteuid().is_root();
+    let bound = place::listen(if is_root { SYSTEM } else { USER }, |stem| -> Result<_, UnixError> {
         let Bound::Listening(commands) = place::bind(Kind::SOCKETS, stem)? else { return Ok(Bound::Taken) };
         let Bound::Listening(programs) = place::bind(Kind::HANDOVER, stem)? else { return Ok(Bound::Taken) };
         Ok(Bound::Listening((commands, programs, stem.to_owned())))
     });
     let (commands, programs, stem) = bound.map_err(Failure::new)?;
     let at = programs.path().display().to_string();
+    if is_root {
+        programs.let_all_connect_and_pass().map_err(|error| Failure::new(error.to_string()))?;
+    }
     let table = Kind::HANDOVER_TABLE.path(&stem);
     let node = Node::new(programs, &table).map_err(|error| Failure::new(error.to_string()))?;
     let shared = node.shared();

@@ -116,6 +116,8 @@ pub enum Event {
         space: Space,
         /// Where it wants to.
         to: Endpoint,
+        /// Its user, unless that is the node's own, or root.
+        other_user: Option<u32>,
     },
     /// What [`Action::Examine`] has found.
     Examined {
@@ -230,6 +232,8 @@ pub enum Action {
 pub struct Limits {
     /// Most offers, those handed over among them.
     pub offers_max: usize,
+    /// Most offers to clients of one user who is neither the node's own nor root.
+    pub offers_of_user_max: usize,
     /// Most listeners. The oldest is forgotten.
     pub listeners_max: usize,
     /// After the client has its end: until a look at what the server does. Later looks wait twice as long each.
@@ -288,6 +292,8 @@ struct Offer {
     flow: Option<(Flow, ListenerId)>,
     /// The port that was asked for.
     port: u16,
+    /// The client's user, unless that is the node's own, or root.
+    user: Option<u32>,
 }
 
 /// What an offer is, for those who ask.
@@ -324,6 +330,8 @@ pub struct Handover {
     offers: BTreeMap<OfferId, Offer>,
     flows: BTreeMap<Flow, OfferId>,
     requests: BTreeMap<RequestId, OfferId>,
+    /// Offers to clients of other users.
+    by_user: BTreeMap<u32, usize>,
     looks: BTreeSet<(Time, OfferId)>,
     /// Offers that a server may ask for, by port.
     open: BTreeMap<u16, u32>,
@@ -343,6 +351,7 @@ impl Handover {
             offers: BTreeMap::new(),
             flows: BTreeMap::new(),
             requests: BTreeMap::new(),
+            by_user: BTreeMap::new(),
             looks: BTreeSet::new(),
             open: BTreeMap::new(),
             changed: BTreeSet::new(),
@@ -357,7 +366,9 @@ impl Handover {
         match event {
             Event::Listens { listener } => self.changed.extend(self.listeners.note(listener)),
             Event::Closed { listener } => self.changed.extend(self.listeners.close(listener)),
-            Event::Connects { request, space, to } => self.connects(request, space, to),
+            Event::Connects { request, space, to, other_user } => {
+                self.connects(request, space, to, other_user);
+            }
             Event::Examined { offer, found } => self.examined(offer, found),
             Event::Accepts { request, flow } => self.accepts(request, flow),
             Event::Taken { request } => self.taken(now, request),
@@ -437,16 +448,20 @@ impl Handover {
         self.actions.push_back(Action::Refuse { request, reason });
     }
 
-    fn connects(&mut self, request: RequestId, space: Space, to: Endpoint) {
+    fn connects(&mut self, request: RequestId, space: Space, to: Endpoint, user: Option<u32>) {
         if let Err(reason) = self.listeners.find(space, to) {
             return self.refuse(request, reason);
         }
-        if self.offers.len() >= self.limits.offers_max {
+        let of_user = user.map_or(0, |user| self.by_user.get(&user).copied().unwrap_or(0));
+        if self.offers.len() >= self.limits.offers_max || of_user >= self.limits.offers_of_user_max {
             return self.refuse(request, Reason::Full);
+        }
+        if let Some(user) = user {
+            *self.by_user.entry(user).or_default() += 1;
         }
         let id = OfferId(self.next);
         self.next += 1;
-        let offer = Offer { state: State::Examining { request }, flow: None, port: to.port };
+        let offer = Offer { state: State::Examining { request }, flow: None, port: to.port, user };
         self.offers.insert(id, offer);
         self.requests.insert(request, id);
         // Before the connection is made: a server that accepts it at once is to ask.
@@ -662,7 +677,13 @@ impl Handover {
         {
             self.close_offer_to_server(id);
         }
-        self.offers.remove(&id);
+        let user = self.offers.remove(&id).and_then(|offer| offer.user);
+        if let Some((user, count)) = user.and_then(|user| Some((user, self.by_user.get_mut(&user)?))) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_user.remove(&user);
+            }
+        }
     }
 }
 

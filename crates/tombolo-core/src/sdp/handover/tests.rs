@@ -1,7 +1,13 @@
 use super::*;
 
 const SECOND: Time = 1_000_000_000;
-const LIMITS: Limits = Limits { offers_max: 3, listeners_max: 2, first_look: 30_000_000, last_look: SECOND };
+const LIMITS: Limits = Limits {
+    offers_max: 3,
+    offers_of_user_max: 1,
+    listeners_max: 2,
+    first_look: 30_000_000,
+    last_look: SECOND,
+};
 const SPACE: Space = Space(9);
 
 fn listener(id: u64, port: u16) -> Listener {
@@ -31,7 +37,7 @@ fn node() -> Handover {
 /// A client's request is examined: client and offer have the number `id`.
 fn connect(node: &mut Handover, id: u64) -> Vec<Action> {
     let request = RequestId(id);
-    node.handle(0, Event::Connects { request, space: SPACE, to: end(80) });
+    node.handle(0, Event::Connects { request, space: SPACE, to: end(80), other_user: None });
     let actions = drain(node);
     assert!(matches!(actions[..], [Action::Examine { .. }]), "{actions:?}");
     let Action::Examine { offer, .. } = actions[0] else { unreachable!() };
@@ -147,7 +153,7 @@ fn a_server_that_accepts_and_does_not_ask_is_relayed_and_gets_no_more() {
         assert_eq!(drain(&mut node), expected);
     }
     assert!(!node.is_offered(80));
-    node.handle(now, Event::Connects { request: RequestId(9), space: SPACE, to: end(80) });
+    node.handle(now, Event::Connects { request: RequestId(9), space: SPACE, to: end(80), other_user: None });
     let reason = Reason::AcceptedWithout;
     assert_eq!(drain(&mut node), [Action::Refuse { request: RequestId(9), reason }]);
     // Nor does it when it is noted again.
@@ -159,7 +165,7 @@ fn a_server_that_accepts_and_does_not_ask_is_relayed_and_gets_no_more() {
 fn what_is_not_there_or_too_much_is_refused() {
     let mut node = node();
     let refused = |node: &mut Handover, space, to| {
-        node.handle(0, Event::Connects { request: RequestId(100), space, to });
+        node.handle(0, Event::Connects { request: RequestId(100), space, to, other_user: None });
         match drain(node)[..] {
             [Action::Refuse { reason, .. }] => Some(reason),
             _ => None,
@@ -187,6 +193,26 @@ fn what_is_not_there_or_too_much_is_refused() {
 }
 
 #[test]
+fn another_user_has_a_part_of_all_offers() {
+    let mut node = node();
+    let mut connects = |id, user| {
+        let event =
+            Event::Connects { request: RequestId(id), space: SPACE, to: end(80), other_user: Some(user) };
+        node.handle(0, event);
+        drain(&mut node)
+    };
+    let full = |id| [Action::Refuse { request: RequestId(id), reason: Reason::Full }];
+    assert!(matches!(connects(1, 7)[..], [Action::Examine { .. }]));
+    assert_eq!(connects(2, 7), full(2));
+    assert!(matches!(connects(3, 8)[..], [Action::Examine { .. }]));
+    node.handle(0, Event::Examined { offer: OfferId(1), found: Err(Reason::NotConnected) });
+    drain(&mut node);
+    let event = Event::Connects { request: RequestId(4), space: SPACE, to: end(80), other_user: Some(7) };
+    node.handle(0, event);
+    assert!(matches!(drain(&mut node)[..], [Action::Examine { .. }]));
+}
+
+#[test]
 fn what_is_found_out_counts() {
     for (found, reason) in [
         (Err(Reason::NotConnected), Reason::NotConnected),
@@ -194,7 +220,7 @@ fn what_is_found_out_counts() {
     ] {
         let mut node = node();
         let (request, offer) = (RequestId(1), OfferId(1));
-        node.handle(0, Event::Connects { request, space: SPACE, to: end(80) });
+        node.handle(0, Event::Connects { request, space: SPACE, to: end(80), other_user: None });
         drain(&mut node);
         node.handle(0, Event::Examined { offer, found });
         assert_eq!(drain(&mut node), [Action::Refuse { request, reason }, Action::Close { offer }]);
@@ -203,7 +229,7 @@ fn what_is_found_out_counts() {
     // The client has gone meanwhile.
     let mut node = node();
     let (request, offer) = (RequestId(1), OfferId(1));
-    node.handle(0, Event::Connects { request, space: SPACE, to: end(80) });
+    node.handle(0, Event::Connects { request, space: SPACE, to: end(80), other_user: None });
     node.handle(0, Event::Left { request });
     drain(&mut node);
     node.handle(0, Event::Examined { offer, found: Ok((flow(1001), ListenerId(5))) });
