@@ -39,6 +39,8 @@ const NEEDED: [(&str, &str); 40] = [
     ("prometheus", "prometheus"),
     ("promtool", "prometheus"),
     ("redis-server", "redis-server"),
+    ("redis-benchmark", "redis-tools"),
+    ("curl", "curl"),
     ("sqlite3", "sqlite3"),
     ("stress-ng", "stress-ng"),
     ("ip", "iproute2"),

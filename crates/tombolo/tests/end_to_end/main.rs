@@ -33,6 +33,7 @@ mod runtimes;
 mod secure;
 mod signals;
 mod simulator;
+mod sockets;
 mod store;
 mod survivors;
 mod traced;
