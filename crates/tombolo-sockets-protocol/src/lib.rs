@@ -1,7 +1,7 @@
 //! What the preloaded library and the node of Sockets Direct say to each other.
 //!
-//! A program asks by a connection of its own for each question: it sends one [`Request`], with a descriptor for most, and gets one [`Answer`], with an
-//! end of a pair for some. If it has that in place of its socket, it says so by [`TAKEN`]; then it closes the connection. So whatever becomes of it, the
+//! A program asks by a connection of its own for each question: it sends one [`Request`](messages::Request), with a descriptor for most, and gets one [`Answer`](messages::Answer), with an
+//! end of a pair for some. If it has that in place of its socket, it says so by [`TAKEN`](messages::TAKEN); then it closes the connection. So whatever becomes of it, the
 //! node sees by the connection's end whether it has the end.
 //!
 //! An end carries in its own name what it stands for ([`name::End`]): that survives `fork`, `exec` and being passed on. And a [`table`], which the node

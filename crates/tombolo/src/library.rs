@@ -9,7 +9,7 @@ use tombolo_pager::Library;
 
 use crate::failure::Failure;
 
-use crate::output;
+use crate::{output, sockets};
 
 /// Built beside this binary.
 static LIBRARY: &[u8] = include_bytes!(env!("TOMBOLO_PRELOAD"));
@@ -25,14 +25,16 @@ pub struct Arguments {
     directory: PathBuf,
 }
 
-/// Writes the library under the name by which it is found where it is installed.
+/// Writes the libraries under the names by which they are found where they are installed.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let directory = &arguments.directory;
-    let path = directory.join(name());
-    fs::create_dir_all(directory).and_then(|()| fs::write(&path, LIBRARY)).map_err(|error| {
-        Failure::new(format!("cannot write the library to {}: {error}", directory.display()))
-    })?;
-    output::line(&path.display().to_string());
+    for (name, library) in [(name(), LIBRARY), sockets::library()] {
+        let path = directory.join(name);
+        fs::create_dir_all(directory).and_then(|()| fs::write(&path, library)).map_err(|error| {
+            Failure::new(format!("cannot write a library to {}: {error}", directory.display()))
+        })?;
+        output::line(&path.display().to_string());
+    }
     Ok(0)
 }
 

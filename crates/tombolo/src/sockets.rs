@@ -6,6 +6,7 @@ mod serve;
 mod status;
 
 use clap::{Args, Subcommand};
+pub use preloaded::library;
 
 use crate::failure::Failure;
 

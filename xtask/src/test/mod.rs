@@ -26,7 +26,7 @@ use results::{Results, Tally};
 use stages::Stages;
 
 /// Programs and libraries that the tests run, and the Debian package of each.
-const NEEDED: [(&str, &str); 40] = [
+const NEEDED: [(&str, &str); 42] = [
     ("sort", "coreutils"),
     ("cc", "gcc"),
     ("python3", "python3"),

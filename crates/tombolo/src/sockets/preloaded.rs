@@ -9,12 +9,17 @@ use crate::failure::Failure;
 use crate::library;
 
 /// Built beside this binary.
-pub static LIBRARY: &[u8] = include_bytes!(env!("TOMBOLO_SOCKETS_PRELOAD"));
+static LIBRARY: &[u8] = include_bytes!(env!("TOMBOLO_SOCKETS_PRELOAD"));
+
+/// Its name and its content.
+pub fn library() -> (String, &'static [u8]) {
+    (library::name_of("libtombolo-sockets", LIBRARY), LIBRARY)
+}
 
 /// Where the library lies: where a package has installed it, or in a directory of this user's. There it stays: programs that run load it again
 /// when they execute others.
 pub fn path() -> Result<PathBuf, Failure> {
-    let name = library::name_of("libtombolo-sockets", LIBRARY);
+    let (name, _) = library();
     let installed = Path::new(library::INSTALLED).join(&name);
     let is_ours = |path: &Path| fs::read(path).is_ok_and(|found| found == LIBRARY);
     if is_ours(&installed) {

@@ -421,6 +421,11 @@ fn the_guide_to_the_network_is_right() {
 }
 
 #[test]
+fn the_guide_to_sockets_is_right() {
+    page("docs/guide/sockets.md");
+}
+
+#[test]
 fn the_guide_to_security_is_right() {
     page("docs/guide/security.md");
 }

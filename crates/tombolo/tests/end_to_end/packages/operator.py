@@ -114,6 +114,8 @@ def install():
     assert not list((ROOT / "run").glob("tombolo*")), "something was started"
     libraries = [path for path in listed if re.fullmatch(r"/usr/lib/tombolo/libtombolo-[0-9a-f]{16}\.so", path)]
     assert len(libraries) == 1, libraries
+    of_sockets = [path for path in listed if re.fullmatch(r"/usr/lib/tombolo/libtombolo-sockets-[0-9a-f]{16}\.so", path)]
+    assert len(of_sockets) == 1, of_sockets
     assert run(*in_root("sh", "-c", "man --where tombolo-run 2>/dev/null || echo /usr/share/man/man1/tombolo-run.1.gz"))
     return libraries[0]
 
