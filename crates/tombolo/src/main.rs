@@ -95,7 +95,7 @@ enum Command {
     Ping(ping::Arguments),
     /// Share a network interface among namespaces, machines and VMs.
     Net(net::Arguments),
-    /// Hand TCP connections between programs of this machine over to Unix sockets.
+    /// Hand TCP connections of one machine over to Unix sockets.
     Sockets(sockets::Arguments),
     /// Simulate machines in virtual time.
     Sim(sim::Arguments),
