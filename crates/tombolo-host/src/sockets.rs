@@ -104,6 +104,8 @@ pub mod state {
     pub const ESTABLISHED: u8 = 1;
     /// Not connected.
     pub const CLOSED: u8 = 7;
+    /// The peer has ended its writing.
+    pub const PEER_HAS_CLOSED: u8 = 8;
     /// It listens.
     pub const LISTENS: u8 = 10;
 }
@@ -166,6 +168,27 @@ impl Diagnosis {
         }
     }
 
+    /// Each part of a list that the kernel answers with.
+    fn list(&self, request: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), Errno> {
+        const DONE: u16 = 3;
+        self.send(request, DUMP)?;
+        let mut answer = vec![0; ANSWER_BYTES];
+        let mut outcome = Ok(());
+        loop {
+            let (length, _) = rustix::net::recv(&self.socket, &mut *answer, RecvFlags::empty())?;
+            let mut rest = answer.get(..length).unwrap_or(&[]);
+            while let Some((size, kind)) = header(rest) {
+                match kind {
+                    BY_FAMILY => each(rest.get(HEADER_BYTES..size).unwrap_or(&[])),
+                    DONE => return outcome,
+                    ERROR => return Err(Errno::IO),
+                    _ => outcome = Err(Errno::PROTO),
+                }
+                rest = rest.get(size.next_multiple_of(4)..).unwrap_or(&[]);
+            }
+        }
+    }
+
     /// The socket that gets what comes for `local` from `remote`: a connected one, or one that listens.
     ///
     /// # Errors
@@ -205,35 +228,25 @@ impl Diagnosis {
             let mut request = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
             request.extend((1u32 << state::LISTENS).to_ne_bytes());
             request.extend([0; 48]);
-            self.send(&request, DUMP)?;
-            'answers: loop {
-                let mut answer = vec![0; ANSWER_BYTES];
-                let (length, _) = rustix::net::recv(&self.socket, &mut *answer, RecvFlags::empty())?;
-                let mut rest = answer.get(..length).unwrap_or(&[]);
-                while let Some((size, kind)) = header(rest) {
-                    if kind != BY_FAMILY {
-                        break 'answers;
-                    }
-                    let body = rest.get(HEADER_BYTES..size).unwrap_or(&[]);
-                    found.extend(TcpSocket::read(body).map(|socket| socket.cookie));
-                    rest = rest.get(size.next_multiple_of(4)..).unwrap_or(&[]);
-                }
-            }
+            self.list(&request, |body| found.extend(TcpSocket::read(body).map(|socket| socket.cookie)))?;
         }
         Ok(found)
     }
 
-    /// Whether there is a Unix socket of that inode.
+    /// The inodes of all Unix sockets.
     ///
     /// # Errors
     /// The kernel does not answer.
-    pub fn is_unix(&self, inode: u32) -> Result<bool, Errno> {
+    pub fn unix_inodes(&self) -> Result<BTreeSet<u32>, Errno> {
         let mut request = vec![libc::AF_UNIX as u8, 0, 0, 0];
         request.extend(u32::MAX.to_ne_bytes());
-        request.extend(inode.to_ne_bytes());
-        request.extend(0u32.to_ne_bytes());
-        request.extend([0xff; 8]);
-        Ok(self.ask(&request)?.is_some())
+        request.extend([0; 16]);
+        let mut found = BTreeSet::new();
+        // family, type, state, padding; the inode.
+        self.list(&request, |body| {
+            found.extend(body.get(4..8).and_then(|word| word.try_into().ok()).map(u32::from_ne_bytes));
+        })?;
+        Ok(found)
     }
 }
 
@@ -281,9 +294,9 @@ mod tests {
         let diagnosis = Diagnosis::new().unwrap();
         let (one, other) = UnixStream::pair().unwrap();
         let inode = rustix::fs::fstat(&one).unwrap().st_ino as u32;
-        assert!(diagnosis.is_unix(inode).unwrap());
+        assert!(diagnosis.unix_inodes().unwrap().contains(&inode));
         drop(one);
-        assert!(!diagnosis.is_unix(inode).unwrap());
+        assert!(!diagnosis.unix_inodes().unwrap().contains(&inode));
         drop(other);
     }
 

@@ -1,6 +1,7 @@
 //! Servers: `listen`, `accept`.
 
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{sockaddr, socklen_t};
 use tombolo_interpose::errno::{errno, set_errno};
@@ -32,6 +33,22 @@ pub extern "C" fn listen(descriptor: c_int, backlog: c_int) -> c_int {
     listening
 }
 
+/// Descriptors from this on are noted in `listen` alone.
+const PLACES: usize = 4096;
+/// By descriptor: the node that has noted the listener.
+static NOTED_BY: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+
+/// Has the node note a listener that it does not know: one that was inherited or passed on, or that an earlier node knew.
+fn note_anew(descriptor: i32) {
+    let node = table::node();
+    let place = usize::try_from(descriptor).ok().and_then(|place| NOTED_BY.get(place));
+    if let Some(place) = place.filter(|place| node != 0 && place.load(Ordering::Relaxed) != node) {
+        let before = errno();
+        note(descriptor);
+        set_errno(before);
+    }
+}
+
 /// Has the node note a listener.
 fn note(descriptor: i32) {
     let Some(address) = sys::address(descriptor) else { return };
@@ -39,6 +56,9 @@ fn note(descriptor: i32) {
     if is_tcp && start::decide(Role::Server, &address) != Use::Tcp && !start::is_paused() {
         table::prepare();
         let _ = node::ask(&Request::Listen, Some(descriptor));
+        if let Some(place) = usize::try_from(descriptor).ok().and_then(|place| NOTED_BY.get(place)) {
+            place.store(table::node(), Ordering::Relaxed);
+        }
     }
 }
 
@@ -51,6 +71,9 @@ pub unsafe extern "C" fn accept(descriptor: c_int, address: *mut sockaddr, lengt
     unsafe {
         let next: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int =
             core::mem::transmute(ACCEPT.address());
+        if start::is_on() {
+            note_anew(descriptor);
+        }
         accepted(next(descriptor, address, length))
     }
 }
@@ -69,19 +92,24 @@ pub unsafe extern "C" fn accept4(
     unsafe {
         let next: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int =
             core::mem::transmute(ACCEPT_WITH.address());
+        if start::is_on() {
+            note_anew(descriptor);
+        }
         accepted(next(descriptor, address, length, flags))
     }
 }
 
 /// Exchanges what was accepted, if a client has the other end of a pair.
 fn accepted(descriptor: c_int) -> c_int {
-    if descriptor < 0 || !start::is_on() || !table::is_any_open() || start::is_paused() {
+    // Also while nothing else is asked: a client may have the other end of a pair already.
+    if descriptor < 0 || !start::is_on() || !table::is_any_open() {
         return descriptor;
     }
     let before = errno();
     if sys::address(descriptor).is_some_and(|address| table::is_open(address.port)) {
         unconnected::forget(descriptor);
-        exchange(&Request::Accept { token: start::token() }, descriptor);
+        let flags = sys::control(descriptor, libc::F_GETFL, 0).unwrap_or(0);
+        exchange(&Request::Accept { token: start::token() }, descriptor, flags);
     }
     set_errno(before);
     descriptor

@@ -29,10 +29,15 @@ pub fn before_close(descriptor: c_int) {
     }
 }
 
+/// Whether it is an end that nobody else has, and whose close is no reset: with bytes that were not read the kernel makes it one.
+fn is_to_be_left(descriptor: c_int) -> bool {
+    ends::of(descriptor).is_some_and(|end| ends::is_own(&end))
+        && !sys::is_unread(descriptor)
+        && !lingers_for_nothing(descriptor)
+}
+
 fn leave_to_node(descriptor: c_int) {
-    let Some(end) = ends::of(descriptor) else { return };
-    // With bytes that were not read it is a reset, which the kernel makes of it.
-    if !ends::is_own(&end) || sys::is_unread(descriptor) || lingers_for_nothing(descriptor) {
+    if !is_to_be_left(descriptor) {
         return;
     }
     const SHUT_WR: usize = 1;
@@ -57,7 +62,7 @@ fn lingers_for_nothing(descriptor: c_int) -> bool {
     [a, b, c, d] == [0; 4]
 }
 
-/// The process ends: all that it has is closed.
+/// The process ends. What it still writes, from other threads or out of buffers of libc's, is to arrive: so the node closes its ends once it is gone.
 pub fn close_all() {
     if !ends::may_have() {
         return;
@@ -78,8 +83,11 @@ pub fn close_all() {
             while let Some(entry) = buffer.get(at..length).filter(|entry| entry.len() > 19) {
                 let size = usize::from(u16::from_ne_bytes([entry[16], entry[17]]));
                 let name = entry.get(19..size).unwrap_or(&[]).split(|byte| *byte == 0).next().unwrap_or(&[]);
-                if let Some(descriptor) = core::str::from_utf8(name).ok().and_then(|name| name.parse().ok()) {
-                    before_close(descriptor);
+                if let Some(descriptor) = core::str::from_utf8(name).ok().and_then(|name| name.parse().ok())
+                    && is_to_be_left(descriptor)
+                    && !start::is_paused()
+                {
+                    node::tell_at_end(descriptor);
                 }
                 at += size.max(1);
             }

@@ -67,7 +67,15 @@ pub unsafe extern "C" fn connect(descriptor: c_int, address: *const sockaddr, le
     }
     let flags = sys::control(descriptor, libc::F_GETFL, 0).unwrap_or(0);
     let is_waited_for = flags & libc::O_NONBLOCK as usize == 0;
-    match exchange(&Request::Connect { token: start::token(), to }, descriptor) {
+    // The node connects it without waiting.
+    if is_waited_for {
+        let _ = sys::control(descriptor, libc::F_SETFL, flags | libc::O_NONBLOCK as usize);
+    }
+    let exchanged = exchange(&Request::Connect { token: start::token(), to }, descriptor, flags);
+    if is_waited_for && exchanged != Exchanged::End {
+        let _ = sys::control(descriptor, libc::F_SETFL, flags);
+    }
+    match exchanged {
         Exchanged::End if is_waited_for => 0,
         // As TCP says, whose connections take a moment even on one machine.
         Exchanged::End => with_errno(Err(libc::EINPROGRESS)) as c_int,

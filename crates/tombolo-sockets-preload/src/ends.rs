@@ -12,8 +12,12 @@ static HAS_SOME: AtomicBool = AtomicBool::new(false);
 /// Ends up to this number may be shared: with a child, with another process, or with another descriptor of this one.
 static SHARED_UP_TO: AtomicU64 = AtomicU64::new(0);
 
-/// An end was taken.
-pub fn taken() {
+/// The highest number of those that were taken.
+static TAKEN_UP_TO: AtomicU64 = AtomicU64::new(0);
+
+/// An end is about to be taken.
+pub fn taken(id: u64) {
+    TAKEN_UP_TO.fetch_max(id, Ordering::Relaxed);
     HAS_SOME.store(true, Ordering::Relaxed);
 }
 
@@ -25,7 +29,8 @@ pub fn may_have() -> bool {
 /// All that there are now may be shared from now on.
 pub fn all_are_shared() {
     if may_have() {
-        SHARED_UP_TO.fetch_max(table::last_id(), Ordering::Relaxed);
+        let last = table::last_id().max(TAKEN_UP_TO.load(Ordering::Relaxed));
+        SHARED_UP_TO.fetch_max(last, Ordering::Relaxed);
     }
 }
 
@@ -52,5 +57,8 @@ pub fn is_trusted(user: u32) -> bool {
 
 /// Whether nobody else has it, as far as this process knows.
 pub fn is_own(end: &End) -> bool {
-    end.token == start::token() && end.id > SHARED_UP_TO.load(Ordering::Relaxed)
+    end.token != 0
+        && end.token == start::token()
+        && end.id > SHARED_UP_TO.load(Ordering::Relaxed)
+        && start::is_its_own()
 }

@@ -47,12 +47,13 @@ extern "C" fn loaded() {
     LIBRARY.loaded(start::variable_value());
     if start::is_on() {
         // SAFETY: the handler obeys the rules for fork handlers; libc copies the pointer.
-        unsafe { libc::pthread_atfork(Some(before_fork), None, None) };
+        unsafe { libc::pthread_atfork(Some(around_fork), Some(around_fork), Some(around_fork)) };
     }
 }
 
-/// From now on others may have what this process has, in the parent and in the child.
-extern "C" fn before_fork() {
+/// From now on others may have what this process has, in the parent and in the child. Another thread may have taken an end since it was said
+/// before the fork.
+extern "C" fn around_fork() {
     ends::all_are_shared();
     crate::unconnected::forget_all();
 }

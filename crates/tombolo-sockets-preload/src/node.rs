@@ -11,6 +11,8 @@ struct Connection(i32);
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        // A child that another thread has forked meanwhile may have it, too: the node is to see its end all the same.
+        sys::shut_down(self.0);
         sys::close(self.0);
     }
 }
@@ -59,6 +61,13 @@ pub fn ask(request: &Request, descriptor: Option<i32>) -> Option<(Answer, Option
     answer(&connection)
 }
 
+/// Leaves an end to the node, for when this process is no more: the connection stays open until then.
+pub fn tell_at_end(descriptor: i32) {
+    if let Some(connection) = question(&Request::CloseAtEnd, Some(descriptor)) {
+        core::mem::forget(connection);
+    }
+}
+
 /// Tells the node something; whether that is on its way.
 pub fn tell(request: &Request, descriptor: Option<i32>) -> bool {
     question(request, descriptor).is_some()
@@ -74,17 +83,24 @@ pub enum Exchanged {
 }
 
 /// Has the node exchange a socket for an end of a pair.
-pub fn exchange(request: &Request, descriptor: i32) -> Exchanged {
+/// `flags`: those of the socket, as the program has set them.
+pub fn exchange(request: &Request, descriptor: i32, flags: usize) -> Exchanged {
+    // Where a signal handler left for good, the node would have the end, and this program, too.
+    let mask = set_signal_mask(u64::MAX);
+    let exchanged = exchange_undisturbed(request, descriptor, flags);
+    set_signal_mask(mask);
+    exchanged
+}
+
+fn exchange_undisturbed(request: &Request, descriptor: i32, flags: usize) -> Exchanged {
     let Some(connection) = question(request, Some(descriptor)) else {
         return Exchanged::Socket { may_be_connected: false };
     };
-    // Where a signal handler left for good, the node would have the end, and this program, too.
-    let mask = set_signal_mask(u64::MAX);
-    let exchanged = match answer(&connection) {
-        Some((Answer::End { .. }, Some(end))) => {
-            if install(end, descriptor) {
+    match answer(&connection) {
+        Some((Answer::End { id }, Some(end))) => {
+            ends::taken(id);
+            if install(end, descriptor, flags) {
                 let _ = sys::send(connection.0, &TAKEN, None);
-                ends::taken();
                 Exchanged::End
             } else {
                 Exchanged::Socket { may_be_connected: true }
@@ -96,9 +112,7 @@ pub fn exchange(request: &Request, descriptor: i32) -> Exchanged {
             Exchanged::Socket { may_be_connected }
         }
         None => Exchanged::Socket { may_be_connected: true },
-    };
-    set_signal_mask(mask);
-    exchanged
+    }
 }
 
 /// Options of sockets of any kind, which the end is to have as the socket had them.
@@ -106,7 +120,7 @@ const KEPT: [i32; 5] =
     [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER, libc::SO_KEEPALIVE, libc::SO_OOBINLINE];
 
 /// Puts an end in the place of a socket, as it was set. The end's own descriptor is closed.
-fn install(end: i32, descriptor: i32) -> bool {
+fn install(end: i32, descriptor: i32, flags: usize) -> bool {
     for name in KEPT {
         let mut value = [0; 16];
         if let Ok(length) = sys::option(descriptor, libc::SOL_SOCKET, name, &mut value)
@@ -115,7 +129,6 @@ fn install(end: i32, descriptor: i32) -> bool {
             let _ = sys::set_option(end, libc::SOL_SOCKET, name, value.get(..length).unwrap_or(&[]));
         }
     }
-    let flags = sys::control(descriptor, libc::F_GETFL, 0).unwrap_or(0);
     let kept = flags & (libc::O_NONBLOCK | libc::O_ASYNC) as usize;
     if kept & libc::O_ASYNC as usize != 0 {
         for (get, set) in [(libc::F_GETOWN, libc::F_SETOWN), (F_GETSIG, F_SETSIG)] {

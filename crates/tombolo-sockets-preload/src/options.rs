@@ -109,11 +109,15 @@ fn known(descriptor: c_int, end: &End, level: c_int, name: c_int, bytes: &mut [u
     let request = Request::Get { level, name, length: bytes.len() as u32 };
     let answer = if start::is_paused() { None } else { node::ask(&request, Some(descriptor)) };
     if let Some((Answer::Value { error, length, value }, _)) = answer {
-        if error != 0 {
+        // Another node than the one that has it.
+        let is_unknown = error == libc::ENOTCONN;
+        if error != 0 && !is_unknown {
             return Err(error);
         }
-        let value = value.get(..length as usize).unwrap_or(&[]);
-        return Ok(bytes.iter_mut().zip(value).map(|(target, byte)| *target = *byte).count());
+        if !is_unknown {
+            let value = value.get(..length as usize).unwrap_or(&[]);
+            return Ok(bytes.iter_mut().zip(value).map(|(target, byte)| *target = *byte).count());
+        }
     }
     let socket = fresh_socket(end)?;
     let found = sys::option(socket, level, name, bytes);

@@ -8,7 +8,7 @@ use tombolo_interpose::fork_word::ForkWord;
 use tombolo_interpose::switch::Switch;
 use tombolo_interpose::sys::call;
 use tombolo_interpose::variables;
-use tombolo_sockets_protocol::rules::{self, Role, Use};
+use tombolo_sockets_protocol::rules::{self, RULES_MAX, Role, Use};
 use tombolo_sockets_protocol::{Address, Setting, VARIABLE};
 
 /// On: there is a node to ask.
@@ -16,16 +16,20 @@ static SWITCH: Switch = Switch::new();
 static WORD: ForkWord = ForkWord::new();
 /// Of its own words: the number of this process, by which it knows its ends from those that it has inherited.
 const TOKEN: usize = 0;
+/// And its process number: a child of `vfork` shares the page, and is another process.
+const PROCESS: usize = 1;
 
 const SETTING_MAX: usize = 256;
-/// The longest file of rules. A longer one is read so far.
-const RULES_MAX: usize = 16 << 10;
+/// Bytes of the program's name that are compared.
+const PROGRAM_MAX: usize = 64;
 
 struct Told {
     text: [u8; SETTING_MAX],
     length: usize,
     address: libc::sockaddr_un,
     rules: [u8; RULES_MAX],
+    program: [u8; PROGRAM_MAX],
+    program_length: usize,
 }
 struct Shared(UnsafeCell<Told>);
 // SAFETY: written by the one call of `start` alone, before anyone reads it.
@@ -35,6 +39,8 @@ static TOLD: Shared = Shared(UnsafeCell::new(Told {
     length: 0,
     address: libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] },
     rules: [0; RULES_MAX],
+    program: [0; PROGRAM_MAX],
+    program_length: 0,
 }));
 static RULES_LENGTH: AtomicUsize = AtomicUsize::new(0);
 
@@ -77,15 +83,32 @@ fn start() -> bool {
     for (target, byte) in told.address.sun_path.iter_mut().zip(setting.socket) {
         *target = *byte as libc::c_char;
     }
-    RULES_LENGTH.store(read_file(setting.rules, &mut told.rules), Ordering::Relaxed);
+    if !setting.rules.is_empty() {
+        // What the rules would leave to TCP must not be handed over because they cannot be read here.
+        let Some(length) = read_file(setting.rules, &mut told.rules) else { return false };
+        RULES_LENGTH.store(length, Ordering::Relaxed);
+    }
+    // SAFETY: glibc sets it before the first constructor, to a string that the program may overwrite later.
+    let name = unsafe {
+        if program_invocation_short_name.is_null() {
+            b""
+        } else {
+            CStr::from_ptr(program_invocation_short_name).to_bytes()
+        }
+    };
+    let length = name.len().min(told.program.len());
+    for (target, byte) in told.program.iter_mut().zip(name) {
+        *target = *byte;
+    }
+    told.program_length = length;
     WORD.establish().is_ok()
 }
 
-/// Reads the beginning of a file; how much there is. A file that cannot be read is as an empty one: `tombolo sockets run` has said so.
-fn read_file(path: &[u8], target: &mut [u8]) -> usize {
+/// Reads a file; how much there is. `None`: it cannot be read, or is longer than `target`.
+fn read_file(path: &[u8], target: &mut [u8]) -> Option<usize> {
     let mut name = [0; SETTING_MAX];
-    if path.is_empty() || path.len() >= name.len() {
-        return 0;
+    if path.len() >= name.len() {
+        return None;
     }
     for (target, byte) in name.iter_mut().zip(path) {
         *target = *byte;
@@ -96,16 +119,19 @@ fn read_file(path: &[u8], target: &mut [u8]) -> usize {
     unsafe {
         let opened =
             call(libc::SYS_openat, [libc::AT_FDCWD as usize, name.as_ptr() as usize, flags, 0, 0, 0]);
-        let Ok(file) = opened else { return 0 };
-        while let Some(rest) = target.get_mut(length..).filter(|rest| !rest.is_empty()) {
+        let file = opened.ok()?;
+        let read = loop {
+            let Some(rest) = target.get_mut(length..).filter(|rest| !rest.is_empty()) else { break None };
             match call(libc::SYS_read, [file, rest.as_mut_ptr() as usize, rest.len(), 0, 0, 0]) {
-                Ok(count @ 1..) => length += count,
-                _ => break,
+                Ok(0) => break Some(length),
+                Ok(count) => length += count,
+                Err(libc::EINTR) => {}
+                Err(_) => break None,
             }
-        }
+        };
         let _ = call(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+        read
     }
-    length
 }
 
 // SAFETY: declared as glibc has it.
@@ -119,14 +145,7 @@ pub fn decide(role: Role, address: &Address) -> Use {
     if length == 0 {
         return Use::Both;
     }
-    // SAFETY: glibc sets it before the first constructor, to a string that stays.
-    let program = unsafe {
-        if program_invocation_short_name.is_null() {
-            b""
-        } else {
-            CStr::from_ptr(program_invocation_short_name).to_bytes()
-        }
-    };
+    let program = told().program.get(..told().program_length).unwrap_or(&[]);
     rules::decide(told().rules.get(..length).unwrap_or(&[]), role, program, address)
 }
 
@@ -146,9 +165,24 @@ pub fn token() -> u64 {
     }
     let fresh = (u64::from_ne_bytes(random) | 1) as usize;
     match word.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
-        Ok(_) => fresh as u64,
+        Ok(_) => {
+            if let Some(process) = WORD.own_word(PROCESS) {
+                process.store(process_id(), Ordering::Relaxed);
+            }
+            fresh as u64
+        }
         Err(other) => other as u64,
     }
+}
+
+fn process_id() -> usize {
+    // SAFETY: getpid(2) takes nothing.
+    unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0)
+}
+
+/// Whether this is the process that has that number, and not a child of its `vfork`.
+pub fn is_its_own() -> bool {
+    WORD.own_word(PROCESS).is_some_and(|word| word.load(Ordering::Relaxed) == process_id())
 }
 
 /// Until then nothing is asked: the node has not answered.

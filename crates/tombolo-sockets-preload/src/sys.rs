@@ -17,6 +17,13 @@ pub fn close(descriptor: i32) {
     let _ = unsafe { call(libc::SYS_close, [of(descriptor), 0, 0, 0, 0, 0]) };
 }
 
+/// Ends a connection for both sides, and for whoever else has this one.
+pub fn shut_down(socket: i32) {
+    const BOTH: usize = 2;
+    // SAFETY: it takes integers.
+    let _ = unsafe { call(libc::SYS_shutdown, [of(socket), BOTH, 0, 0, 0, 0]) };
+}
+
 /// As fcntl(2), for commands that take an integer.
 pub fn control(descriptor: i32, command: i32, argument: usize) -> Result {
     // SAFETY: the commands used here take integers.

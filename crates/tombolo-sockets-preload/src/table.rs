@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tombolo_interpose::sys;
 use tombolo_sockets_protocol::messages::Request;
-use tombolo_sockets_protocol::table::{self, BYTES, LAST_ID, MAGIC, OPEN};
+use tombolo_sockets_protocol::table::{self, BYTES, LAST_ID, MAGIC, NODE, OPEN};
 
 use crate::{node, start};
 
@@ -66,6 +66,11 @@ pub fn is_any_open() -> bool {
 /// Whether a server at that port may ask for a connection.
 pub fn is_open(port: u16) -> bool {
     mapped().is_some_and(|base| word(base, table::bucket(port)) != 0)
+}
+
+/// The node that there is; 0: there is none, or it has not been asked for its table. Asks.
+pub fn node() -> u64 {
+    get().map_or(0, |base| word(base, NODE))
 }
 
 /// The number of the last connection; 0: there was none.

@@ -115,8 +115,11 @@ fn in_each_set(descriptor: i32, operation: i32) {
         };
         let arguments =
             [(key - 1) as usize, operation as usize, descriptor as usize, (&raw mut event) as usize, 0, 0];
-        // SAFETY: the kernel reads the event. A set that is gone, or another one by now, refuses.
-        let _ = unsafe { call(libc::SYS_epoll_ctl, arguments) };
+        // SAFETY: the kernel reads the event.
+        if unsafe { call(libc::SYS_epoll_ctl, arguments) }.is_err() {
+            // The set is gone, or another one by now, which does not have the socket.
+            set.descriptor.store(0, Ordering::Relaxed);
+        }
     }
 }
 

@@ -34,6 +34,8 @@ pub enum Request {
     },
     /// The end that comes with it was closed, and written to its end before. There is no answer.
     Close,
+    /// The end that comes with it is closed when the connection ends, with the process. There is no answer.
+    CloseAtEnd,
     /// The value of an option of the TCP connection that the end stands for that comes with it.
     Get {
         /// As getsockopt(2) has it.
@@ -75,6 +77,7 @@ impl Request {
                 writer.bytes(&token.to_le_bytes());
             }
             Self::Close => writer.bytes(&[5]),
+            Self::CloseAtEnd => writer.bytes(&[8]),
             Self::Get { level, name, length } => {
                 writer.bytes(&[6]);
                 writer.bytes(&level.to_le_bytes());
@@ -111,6 +114,7 @@ impl Request {
             },
             4 => Self::Accept { token: u64::from_le_bytes(reader.array()?) },
             5 => Self::Close,
+            8 => Self::CloseAtEnd,
             6 | 7 => {
                 let (level, name) =
                     (i32::from_le_bytes(reader.array()?), i32::from_le_bytes(reader.array()?));
@@ -215,6 +219,7 @@ mod tests {
             Request::Connect { token: 7, to: Address { is_v4: false, ip: [3; 16], port: 80 } },
             Request::Accept { token: u64::MAX },
             Request::Close,
+            Request::CloseAtEnd,
             Request::Get { level: 6, name: 11, length: 104 },
             Request::Set { level: 6, name: 1, length: 4, value: [1; SET_BYTES] },
         ];

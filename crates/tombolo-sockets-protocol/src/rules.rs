@@ -12,6 +12,9 @@
 
 use super::Address;
 
+/// The longest file of rules, and one byte.
+pub const RULES_MAX: usize = 16 << 10;
+
 /// What a program does with a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {

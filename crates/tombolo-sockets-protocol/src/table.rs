@@ -10,6 +10,8 @@ pub const MAGIC: u64 = 0x746f_6d62_6f6c_6f01;
 pub const LAST_ID: usize = 1;
 /// Index of the word with the number of all connections that a server may ask for.
 pub const OPEN: usize = 2;
+/// Index of the word that tells nodes apart: another one has noted no listeners yet. 0: there is none.
+pub const NODE: usize = 3;
 /// Index of the first word of bits, one a port: a listener there gets offers, in whatever namespace.
 pub const PORTS: usize = 16;
 /// Index of the first word of counts, by [`bucket`]: connections that a server may ask for.

@@ -116,10 +116,43 @@ pub fn name(descriptor: BorrowedFd<'_>, end: &End) -> Result<(), Errno> {
 
 /// The end that a descriptor is of, if this process has made it.
 pub fn of(descriptor: BorrowedFd<'_>) -> Option<End> {
+    if number(descriptor, libc::SOL_SOCKET, libc::SO_TYPE) != Ok(libc::SOCK_STREAM) {
+        return None;
+    }
     let name: SocketAddrUnix = rustix::net::getsockname(descriptor).ok()?.try_into().ok()?;
     let end = End::decode(name.abstract_name()?)?;
-    let made_by = rustix::net::sockopt::socket_peercred(descriptor).ok()?;
-    (made_by.pid == rustix::process::getpid()).then_some(end)
+    // Process, user, group. Of a socket without a peer the process is 0.
+    let mut made_by = [0; 12];
+    sockets::option(descriptor, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut made_by).ok()?;
+    let [a, b, c, d, ..] = made_by;
+    (u32::from_ne_bytes([a, b, c, d]) == std::process::id()).then_some(end)
+}
+
+/// Whether programs may have an option set on the socket of TCP that their end stands for. The node may set more than they may.
+pub fn may_set(level: i32, name: i32, length: usize) -> bool {
+    const NOT_SENT_LOW: i32 = 25;
+    let is_harmless = match level {
+        libc::IPPROTO_TCP => [
+            libc::TCP_NODELAY,
+            libc::TCP_MAXSEG,
+            libc::TCP_CORK,
+            libc::TCP_KEEPIDLE,
+            libc::TCP_KEEPINTVL,
+            libc::TCP_KEEPCNT,
+            libc::TCP_SYNCNT,
+            libc::TCP_LINGER2,
+            libc::TCP_WINDOW_CLAMP,
+            libc::TCP_QUICKACK,
+            libc::TCP_USER_TIMEOUT,
+            NOT_SENT_LOW,
+        ]
+        .contains(&name),
+        libc::IPPROTO_IP => [libc::IP_TTL, libc::IP_MTU_DISCOVER].contains(&name),
+        libc::IPPROTO_IPV6 => [libc::IPV6_UNICAST_HOPS, libc::IPV6_MTU_DISCOVER].contains(&name),
+        libc::SOL_SOCKET => [libc::SO_SNDBUF, libc::SO_RCVBUF, libc::SO_RCVLOWAT].contains(&name),
+        _ => false,
+    };
+    is_harmless && length == size_of::<i32>()
 }
 
 /// The number by which the kernel knows what a descriptor is of.

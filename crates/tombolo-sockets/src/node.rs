@@ -22,7 +22,7 @@ use tombolo_sockets_protocol::name::End;
 
 use crate::closing::Closing;
 use crate::offers::{self, Attempt, Held, Wish};
-use crate::relay::{Flowing, Relay};
+use crate::relay::{self, Flowing, Relay};
 use crate::status::{self, Status};
 use crate::table::Table;
 use crate::{ends, offers::All};
@@ -58,14 +58,16 @@ const LIMITS: Limits = Limits {
 const REQUESTS_MAX: usize = 4096;
 /// Questions of the processes of one other user that are open at a time.
 const REQUESTS_OF_USER_MAX: usize = 256;
+/// Who has connected and asks nothing, or was answered and does not go, is hung up on after so long. (Who was given an end is waited for.)
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// Who connects is taken so many at a time; others are served between.
+const ACCEPTS_MAX: usize = 64;
 /// Events that are taken at once.
 const EVENTS: usize = 64;
 /// How often listeners are looked at, whether they are there still.
 const LISTENERS_INTERVAL: Duration = Duration::from_secs(2);
-/// How often some of the pairs are looked at, whether anybody has them still.
-const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
-/// How many are looked at each time: each takes some microseconds.
-const SWEEP_COUNT: usize = 256;
+/// How often pairs are looked at, whether anybody has them still. A look passes over all Unix sockets of the machine.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long a thread waits for a status.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -87,6 +89,7 @@ const fn key(kind: u64, number: u64) -> u64 {
 #[derive(Debug)]
 struct Asked {
     socket: SeqpacketSocket,
+    since: Instant,
     peer: Option<PeerIdentity>,
     what: What,
 }
@@ -98,7 +101,9 @@ enum What {
     /// A client's wish, until it is examined.
     Connect { wish: Option<Box<Wish>>, space: Space, is_begun: bool },
     /// What a server has accepted, until it has its end.
-    Accept { socket: Option<OwnedFd>, token: u64 },
+    Accept { socket: Option<PassedDescriptor>, token: u64 },
+    /// The end of a program that ends: it is as closed when the connection ends.
+    Ending(PassedDescriptor),
     /// It was answered.
     Answered,
 }
@@ -138,14 +143,16 @@ pub struct Node {
     asked: BTreeMap<RequestId, Asked>,
     next_request: u64,
     offers: All,
-    kept: BTreeSet<OfferId>,
-    /// The last that was looked at.
-    swept: OfferId,
+    /// Connections that were handed over, and whether neither of its ends was there at the last look.
+    kept: BTreeMap<OfferId, bool>,
     next_sweep: Instant,
     next_listeners: Instant,
     relays: BTreeMap<OfferId, Relay>,
+    /// Those that could go on at once.
+    busy_relays: BTreeSet<OfferId>,
+    /// For their bytes.
+    buffer: Vec<u8>,
     closing: Closing,
-    next_closing: u64,
     shared: Arc<Shared>,
 }
 
@@ -157,9 +164,17 @@ impl Node {
     pub fn new(listener: SeqpacketListener, table: &Path) -> Result<Self, NodeError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(means("no epoll"))?;
         let diagnosis = Diagnosis::new().map_err(means("the kernel says nothing of sockets (sock_diag)"))?;
+        let probe = ends::pair().map_err(means("no pair of sockets"))?;
+        let inode = ends::inode(probe.0.as_fd()).map_err(means("no inode"))?;
+        if !diagnosis.unix_inodes().map_err(means("the kernel lists no Unix sockets"))?.contains(&inode) {
+            return Err(NodeError::Means {
+                what: "the kernel lists no Unix sockets (unix_diag)",
+                errno: Errno::NOENT,
+            });
+        }
         let own_space =
             ends::space(diagnosis.as_fd()).map_err(means("the network namespace has no number"))?;
-        let table = Table::new(table).map_err(means("the table cannot be made"))?;
+        let mut table = Table::new(table).map_err(means("the table cannot be made"))?;
         let wanted = EventFd::new().map_err(means("no eventfd"))?;
         epoll::add(&epoll, &wanted, EventData::new_u64(key(STATUS, 0)), EventFlags::IN)
             .map_err(means("no epoll"))?;
@@ -167,7 +182,9 @@ impl Node {
             .map_err(means("no epoll"))?;
         let shared = Arc::new(Shared { wanted, status: Mutex::default(), said: Condvar::new() });
         // Higher than those of a node before this one, whose connections may still be there.
-        let first = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_micros() as u64);
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_micros() as u64);
+        let first = time.max(table.last_id() + 1);
+        table.begin(first);
         Ok(Self {
             listener,
             epoll,
@@ -179,13 +196,13 @@ impl Node {
             asked: BTreeMap::new(),
             next_request: 1,
             offers: All::new(),
-            kept: BTreeSet::new(),
-            swept: OfferId(0),
+            kept: BTreeMap::new(),
             next_sweep: Instant::now() + SWEEP_INTERVAL,
             next_listeners: Instant::now() + LISTENERS_INTERVAL,
             relays: BTreeMap::new(),
+            busy_relays: BTreeSet::new(),
+            buffer: vec![0; relay::BUFFER_BYTES],
             closing: Closing::default(),
-            next_closing: 1,
             shared,
         })
     }
@@ -223,12 +240,19 @@ impl Node {
                     REQUEST => self.receive(RequestId(number)),
                     CLIENT_TCP => self.heard_of_tcp(OfferId(number)),
                     RELAY => self.relay(OfferId(number)),
-                    CLOSING => drop(self.closing.heard(number)),
+                    CLOSING => {
+                        if let Some(end) = self.closing.heard(number) {
+                            self.ignore(end.as_fd());
+                        }
+                    }
                     _ => {
                         let _ = self.shared.wanted.drain();
                         self.say_status();
                     }
                 }
+            }
+            for offer in self.busy_relays.clone() {
+                self.relay(offer);
             }
             let now = self.now();
             if self.handover.next_deadline().is_some_and(|at| at <= now) {
@@ -238,6 +262,7 @@ impl Node {
             if self.next_sweep <= Instant::now() {
                 self.sweep();
                 if self.next_listeners <= Instant::now() {
+                    self.hang_up_on_silent();
                     self.look_at_listeners();
                     self.next_listeners = Instant::now() + LISTENERS_INTERVAL;
                 }
@@ -256,6 +281,9 @@ impl Node {
     }
 
     fn timeout(&self) -> Duration {
+        if !self.busy_relays.is_empty() {
+            return Duration::ZERO;
+        }
         let left = self.next_sweep.saturating_duration_since(Instant::now());
         let until =
             self.handover.next_deadline().map(|at| Duration::from_nanos(at.saturating_sub(self.now())));
@@ -270,8 +298,21 @@ impl Node {
         epoll::add(&self.epoll, socket, EventData::new_u64(key), flags)
     }
 
+    /// No more is heard of it. Who else has it would make it be heard of otherwise, also when it is closed here.
+    fn ignore(&self, socket: BorrowedFd<'_>) {
+        // If it was not there, nothing is left to do.
+        let _ = epoll::delete(&self.epoll, socket);
+    }
+
+    fn ignore_held(&self, held: &Held) {
+        if let Some(socket) = &held.client_tcp {
+            self.ignore(socket.as_fd());
+        }
+    }
+
     fn accept(&mut self) {
-        while let Ok(Some(socket)) = self.listener.accept() {
+        for _ in 0..ACCEPTS_MAX {
+            let Ok(Some(socket)) = self.listener.accept() else { return };
             let peer = socket.peer().ok();
             let is_let_in =
                 peer.is_some_and(|peer| self.has_room_for(&peer)) && self.asked.len() < REQUESTS_MAX;
@@ -281,7 +322,7 @@ impl Node {
             let id = RequestId(self.next_request);
             self.next_request += 1;
             if self.wait_for(socket.as_fd(), key(REQUEST, id.0), EventFlags::IN).is_ok() {
-                self.asked.insert(id, Asked { socket, peer, what: What::Unread });
+                self.asked.insert(id, Asked { socket, since: Instant::now(), peer, what: What::Unread });
                 // What it asks has come with it, mostly.
                 self.receive(id);
             }
@@ -316,7 +357,11 @@ impl Node {
     /// The end of a question.
     fn end(&mut self, id: RequestId, is_taken: bool) {
         let Some(asked) = self.asked.remove(&id) else { return };
-        epoll::delete(&self.epoll, asked.socket.as_fd()).unwrap_or(());
+        self.ignore(asked.socket.as_fd());
+        if let What::Ending(end) = asked.what {
+            let _ = rustix::net::shutdown(&end, rustix::net::Shutdown::Write);
+            return self.keep_closed(end);
+        }
         let is_of_offer = matches!(asked.what, What::Connect { .. } | What::Accept { .. });
         if let What::Accept { socket: Some(socket), .. } = asked.what
             && is_taken
@@ -337,7 +382,7 @@ impl Node {
             let passed = passed?;
             ends::check_tcp(passed.as_fd()).ok()?;
             let space = ends::space(passed.as_fd()).ok()?;
-            Some((OwnedFd::from(passed), space))
+            Some((passed, space))
         };
         match request {
             None => self.end(id, false),
@@ -349,7 +394,7 @@ impl Node {
                 }
             }
             Some(Request::Listen) => {
-                if let Some((socket, space)) = tcp(passed) {
+                if let Some((socket, space)) = tcp(passed).filter(|(_, space)| *space == self.own_space) {
                     self.listens(id, &socket, space);
                 }
                 self.answer(id, &Answer::Done);
@@ -384,8 +429,11 @@ impl Node {
             }
             Some(Request::Close) => {
                 self.end(id, false);
-                if let Some(passed) = passed.filter(|passed| ends::of(passed.as_fd()).is_some()) {
-                    self.keep_closed(passed.into());
+                passed.into_iter().for_each(|end| self.keep_closed(end));
+            }
+            Some(Request::CloseAtEnd) => {
+                if let (Some(asked), Some(end)) = (self.asked.get_mut(&id), passed) {
+                    asked.what = What::Ending(end);
                 }
             }
             Some(Request::Get { level, name, length }) => {
@@ -393,22 +441,27 @@ impl Node {
                 self.answer(id, &answer);
             }
             Some(Request::Set { level, name, length, value }) => {
-                if let Some(socket) = self.tcp_of(passed) {
+                let length = length as usize;
+                if let Some(socket) = self.tcp_of(passed).filter(|_| ends::may_set(level, name, length)) {
                     // A fresh socket has taken it before.
-                    let value = value.get(..length as usize).unwrap_or(&[]);
-                    let _ = sockets::set_option(socket, level, name, value);
+                    let _ = sockets::set_option(socket, level, name, value.get(..length).unwrap_or(&[]));
                 }
                 self.end(id, false);
             }
         }
     }
 
-    fn keep_closed(&mut self, end: OwnedFd) {
-        let number = self.next_closing;
-        self.next_closing += 1;
+    /// Keeps an end that a program has closed, if it is one of an offer of this node.
+    fn keep_closed(&mut self, end: PassedDescriptor) {
+        let Some(End { id, .. }) = ends::of(end.as_fd()) else { return };
+        let Ok(inode) = ends::inode(end.as_fd()) else { return };
+        if !self.offers.get(&OfferId(id)).is_some_and(|held| held.inodes.contains(&inode)) {
+            return;
+        }
         let flags = EventFlags::IN | EventFlags::RDHUP;
+        let number = u64::from(inode);
         let Self { closing, epoll, .. } = self;
-        if let Ok(end) = closing.keep(number, end) {
+        if let Some(end) = closing.keep(number, end) {
             let _ = epoll::add(epoll, end, EventData::new_u64(key(CLOSING, number)), flags);
         }
     }
@@ -422,9 +475,21 @@ impl Node {
         if !held.inodes.contains(&ends::inode(passed.as_fd()).ok()?) {
             return None;
         }
+        // The server has its end, and that it says so is not read yet.
+        let given = || {
+            self.asked.iter().find_map(|(request, asked)| match &asked.what {
+                What::Accept { socket, .. } if self.handover.asked_by(*request) == Some(offer) => {
+                    socket.as_ref()
+                }
+                _ => None,
+            })
+        };
         let relayed = || self.relays.get(&offer).map(|relay| &relay.tcp);
-        let socket =
-            if is_server { held.server_tcp.as_ref() } else { held.client_tcp.as_ref().or_else(relayed) };
+        let socket = if is_server {
+            held.server_tcp.as_ref().or_else(given)
+        } else {
+            held.client_tcp.as_ref().or_else(relayed)
+        };
         Some(socket?.as_fd())
     }
 
@@ -443,7 +508,7 @@ impl Node {
         }
     }
 
-    fn listens(&mut self, id: RequestId, socket: &OwnedFd, space: Space) {
+    fn listens(&mut self, id: RequestId, socket: &PassedDescriptor, space: Space) {
         let is_listening = sockets::number(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1);
         let at = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddr::try_from(name).ok());
         let (Some(at), Ok((cookie, _))) = (at.filter(|_| is_listening), sockets::cookies(socket.as_fd()))
@@ -517,7 +582,7 @@ impl Node {
                         if let Some(socket) = &held.client_tcp {
                             let _ = epoll::delete(&self.epoll, socket);
                         }
-                        self.kept.insert(offer);
+                        self.kept.insert(offer, false);
                     }
                 }
                 Action::Relay { offer } => {
@@ -527,13 +592,16 @@ impl Node {
                 }
                 Action::ResetClient { offer } => {
                     if let Some(held) = self.offers.remove(&offer) {
+                        self.ignore_held(&held);
                         offers::reset_client(held);
                     }
                 }
                 Action::Close { offer } => {
-                    self.offers.remove(&offer);
+                    if let Some(held) = self.offers.remove(&offer) {
+                        self.ignore_held(&held);
+                    }
                     self.kept.remove(&offer);
-                    self.relays.remove(&offer);
+                    self.end_relay(offer);
                 }
             }
         }
@@ -568,7 +636,7 @@ impl Node {
         }
     }
 
-    fn give(&self, request: RequestId, offer: OfferId, end: &OwnedFd) -> bool {
+    fn give(&self, request: RequestId, offer: OfferId, end: &PassedDescriptor) -> bool {
         let Some(asked) = self.asked.get(&request) else { return false };
         asked.socket.send(&[&Answer::End { id: offer.0 }.encode()], &[end.as_fd()]).is_ok()
     }
@@ -595,32 +663,56 @@ impl Node {
     fn heard_of_tcp(&mut self, offer: OfferId) {
         let Some(socket) = self.offers.get(&offer).and_then(|held| held.client_tcp.as_ref()) else { return };
         let error = sockets::number(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR);
-        let is_reset = error != Ok(0) || ends::state(socket.as_fd()) == Ok(sockets::state::CLOSED);
-        self.event(if is_reset { Event::Reset { offer } } else { Event::Wrote { offer } });
+        let state = ends::state(socket.as_fd());
+        let is_reset = error != Ok(0) || state == Ok(sockets::state::CLOSED);
+        // The client may have ended its own reading: that says nothing of the server.
+        let has_written = rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0)
+            || state == Ok(sockets::state::PEER_HAS_CLOSED);
+        if is_reset {
+            self.event(Event::Reset { offer });
+        } else if has_written {
+            self.event(Event::Wrote { offer });
+        }
     }
 
     fn begin_relay(&mut self, offer: OfferId) -> bool {
         let Some(held) = self.offers.get_mut(&offer) else { return false };
         held.client_end = None;
         let (Some(end), Some(tcp)) = (held.server_end.take(), held.client_tcp.take()) else { return false };
-        let _ = epoll::delete(&self.epoll, &tcp);
-        let Ok(relay) = Relay::new(end, tcp) else { return false };
+        self.ignore(tcp.as_fd());
+        let relay = Relay::new(end, tcp);
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-        let added =
-            [&relay.end, &relay.tcp].map(|socket| self.wait_for(socket.as_fd(), key(RELAY, offer.0), flags));
-        if added.iter().any(Result::is_err) {
-            return false;
-        }
+        let added = [&relay.end, &relay.tcp]
+            .map(|socket| self.wait_for(socket.as_fd(), key(RELAY, offer.0), flags).is_ok());
         self.relays.insert(offer, relay);
-        true
+        added == [true; 2]
+    }
+
+    fn end_relay(&mut self, offer: OfferId) {
+        if let Some(relay) = self.relays.remove(&offer) {
+            self.ignore(relay.end.as_fd());
+            self.ignore(relay.tcp.as_fd());
+        }
     }
 
     fn relay(&mut self, offer: OfferId) {
-        if let Some(relay) = self.relays.get_mut(&offer)
-            && relay.go_on() == Flowing::Over
-        {
-            self.relays.remove(&offer);
-            self.event(Event::Over { offer });
+        self.busy_relays.remove(&offer);
+        match self.relays.get_mut(&offer).map(|relay| relay.go_on(&mut self.buffer)) {
+            Some(Flowing::Over) => self.event(Event::Over { offer }),
+            Some(Flowing::More) => drop(self.busy_relays.insert(offer)),
+            Some(Flowing::Open) | None => {}
+        }
+    }
+
+    /// Hangs up on those who neither ask nor go.
+    fn hang_up_on_silent(&mut self) {
+        let is_silent = |asked: &Asked| {
+            matches!(asked.what, What::Unread | What::Answered) && asked.since.elapsed() >= SILENCE_MAX
+        };
+        let silent: Vec<_> =
+            self.asked.iter().filter(|(_, asked)| is_silent(asked)).map(|(id, _)| *id).collect();
+        for id in silent {
+            self.end(id, false);
         }
     }
 
@@ -639,22 +731,26 @@ impl Node {
         }
     }
 
-    /// Looks at some of the pairs: those that nobody has are over.
+    /// Pairs that nobody has are over: their ends are not in the kernel's list, twice. (What comes and goes meanwhile may make it leave out one.)
     fn sweep(&mut self) {
-        drop(self.closing.expired(Instant::now()));
-        let after = |from: OfferId| (std::ops::Bound::Excluded(from), std::ops::Bound::Unbounded);
-        let mut some: Vec<OfferId> = self.kept.range(after(self.swept)).take(SWEEP_COUNT).copied().collect();
-        if some.len() < SWEEP_COUNT {
-            let rest = SWEEP_COUNT - some.len();
-            some.extend(self.kept.range(..=self.swept).take(rest));
+        for end in self.closing.expired(Instant::now()) {
+            self.ignore(end.as_fd());
         }
-        self.swept = some.last().copied().unwrap_or(OfferId(0));
-        for offer in some {
-            let Some(inodes) = self.offers.get(&offer).map(|held| held.inodes) else { continue };
-            let is_gone = |inode| matches!(self.diagnosis.is_unix(inode), Ok(false));
-            if inodes.into_iter().all(is_gone) {
-                self.event(Event::Over { offer });
+        if self.kept.is_empty() {
+            return;
+        }
+        let Ok(there) = self.diagnosis.unix_inodes() else { return };
+        let mut over = Vec::new();
+        for (offer, was_absent) in &mut self.kept {
+            let Some(held) = self.offers.get(offer) else { continue };
+            let is_absent = held.inodes.iter().all(|inode| !there.contains(inode));
+            if is_absent && *was_absent {
+                over.push(*offer);
             }
+            *was_absent = is_absent;
+        }
+        for offer in over {
+            self.event(Event::Over { offer });
         }
     }
 

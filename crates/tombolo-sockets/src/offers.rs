@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use tombolo_core::sdp::handover::{Flow, ListenerId, OfferId, Reason, Space};
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::sockets::{Diagnosis, state};
 use tombolo_sockets_protocol::Address;
 use tombolo_sockets_protocol::name::End;
@@ -17,13 +18,13 @@ use crate::ends;
 #[derive(Debug)]
 pub struct Held {
     /// The client's socket, until a relay has it.
-    pub client_tcp: Option<OwnedFd>,
+    pub client_tcp: Option<PassedDescriptor>,
     /// What the server has accepted, once it has asked.
-    pub server_tcp: Option<OwnedFd>,
+    pub server_tcp: Option<PassedDescriptor>,
     /// The client's end, until the connection is handed over or relayed.
-    pub client_end: Option<OwnedFd>,
+    pub client_end: Option<PassedDescriptor>,
     /// The server's end, until then.
-    pub server_end: Option<OwnedFd>,
+    pub server_end: Option<PassedDescriptor>,
     /// The ends, as the kernel numbers them.
     pub inodes: [u32; 2],
     /// Names of the connection: the client's, the server's.
@@ -34,7 +35,7 @@ pub struct Held {
 #[derive(Debug)]
 pub struct Wish {
     /// Its socket.
-    pub socket: OwnedFd,
+    pub socket: PassedDescriptor,
     /// Where to.
     pub to: Address,
     /// Its process.
@@ -93,8 +94,8 @@ pub fn attempt(wish: Wish, offer: OfferId, space: Space, diagnosis: &Diagnosis) 
             let held = Held {
                 client_tcp: Some(wish.socket),
                 server_tcp: None,
-                client_end: Some(pair.0),
-                server_end: Some(pair.1),
+                client_end: Some(pair.0.into()),
+                server_end: Some(pair.1.into()),
                 inodes,
                 names,
             };
@@ -105,18 +106,13 @@ pub fn attempt(wish: Wish, offer: OfferId, space: Space, diagnosis: &Diagnosis) 
     }
 }
 
-/// Connects without waiting; the error says whether the attempt goes on.
-fn connect(socket: &OwnedFd, target: &SocketAddr) -> Result<(), bool> {
+/// Connects without waiting; the error says whether the attempt goes on. The socket is one that does not wait: the library has set it so, and sets it back.
+fn connect(socket: &PassedDescriptor, target: &SocketAddr) -> Result<(), bool> {
     let flags = rustix::fs::fcntl_getfl(socket).map_err(|_| false)?;
-    let is_waiting = !flags.contains(OFlags::NONBLOCK);
-    if is_waiting {
-        rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK).map_err(|_| false)?;
+    if !flags.contains(OFlags::NONBLOCK) {
+        return Err(false);
     }
-    let connected = rustix::net::connect(socket, target);
-    if is_waiting {
-        let _ = rustix::fs::fcntl_setfl(socket, flags);
-    }
-    match connected {
+    match rustix::net::connect(socket, target) {
         Ok(()) => Ok(()),
         // On one machine it has been answered meanwhile, unless the listener's queue is full.
         Err(Errno::INPROGRESS) => match ends::state(socket.as_fd()) {

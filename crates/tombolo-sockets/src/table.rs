@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use tombolo_core::sdp::handover::Handover;
-use tombolo_sockets_protocol::table::{BYTES, LAST_ID, MAGIC, OPEN, PORTS, bucket, port};
+use tombolo_sockets_protocol::table::{BYTES, LAST_ID, MAGIC, NODE, OPEN, PORTS, bucket, port};
 
 /// The table. Words are written whole, by one call each: nobody sees a part of one.
 #[derive(Debug)]
@@ -29,10 +29,27 @@ impl Table {
         rustix::fs::ftruncate(&file, BYTES as u64)?;
         let shown =
             rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
-        rustix::io::pwrite(&file, &[0; BYTES], 0)?;
+        // Programs that have it mapped go on with the number of the last connection.
+        let mut last_id = [0; 8];
+        rustix::io::pread(&file, &mut last_id, (LAST_ID * 8) as u64)?;
+        for index in (0..BYTES / 8).filter(|index| *index != LAST_ID) {
+            rustix::io::pwrite(&file, &[0; 8], (index * 8) as u64)?;
+        }
         let mut table = Self { file, shown, words: BTreeMap::new(), open: BTreeMap::new() };
+        table.words.insert(LAST_ID, u64::from_ne_bytes(last_id));
         table.set(0, MAGIC);
         Ok(table)
+    }
+
+    /// The number of the last connection.
+    pub fn last_id(&self) -> u64 {
+        self.word(LAST_ID)
+    }
+
+    /// The node begins, whose first connection has that number: it knows no listeners yet.
+    pub fn begin(&mut self, first: u64) {
+        self.note_id(first - 1);
+        self.set(NODE, first);
     }
 
     /// What programs get.

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -63,6 +63,9 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
 fn checked(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |what: String| Failure::new(format!("rules in {}: {what}", path.display()));
     let text = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
+    if text.len() >= rules::RULES_MAX {
+        return Err(failed(format!("more than {} bytes", rules::RULES_MAX - 1)));
+    }
     rules::check(&text).map_err(|wrong| failed(format!("line {}: {}", wrong.line, wrong.what)))?;
     path.canonicalize().map_err(|error| failed(error.to_string()))
 }
@@ -80,24 +83,24 @@ fn node() -> Result<PathBuf, Failure> {
     }
     let own =
         std::env::current_exe().map_err(|error| Failure::new(format!("where is this program? {error}")))?;
-    let mut command = Command::new(own);
+    // By a shell that ends at once: the program would find the node among its children.
+    let mut command = Command::new("sh");
+    command.args(["-c", "\"$0\" \"$@\" </dev/null >/dev/null 2>&1 &"]).arg(own);
     command.args(["sockets", "serve", "--idle", IDLE]).current_dir(OsStr::new("/"));
     command.env_remove("LD_PRELOAD").process_group(0);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|error| Failure::new(format!("cannot start a node: {error}")))?;
+    let started = command.status().map_err(|error| Failure::new(format!("cannot start a node: {error}")))?;
+    if !started.success() {
+        return Err(Failure::new(format!("cannot start a node: {started}")));
+    }
     let since = Instant::now();
     loop {
         if let Some(path) = find() {
             return Ok(path);
         }
-        if let Ok(Some(status)) = child.try_wait() {
-            // Another command may have started one meanwhile.
-            return find().ok_or_else(|| {
-                Failure::new(format!("the node has ended ({status}): `tombolo sockets serve` says why"))
-            });
-        }
         if since.elapsed() > BEGIN_TIMEOUT {
-            return Err(Failure::new("the node that was started does not begin"));
+            return Err(Failure::new(
+                "the node that was started does not begin: `tombolo sockets serve` says why",
+            ));
         }
         std::thread::sleep(BEGIN_PAUSE);
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use tombolo_control::place::{self, Bound, Kind};
 use tombolo_control::{Server, Service};
@@ -50,6 +51,9 @@ pub struct Arguments {
     /// End when no program has listened or been connected for so long, as in 1m.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     idle: Option<Duration>,
+    /// Hand over connections of all users' programs, those of servers that give up root's rights among them. (They can make this node busy.)
+    #[arg(long)]
+    all_users: bool,
     #[command(flatten)]
     log: LogArguments,
 }
@@ -86,6 +90,9 @@ impl Service for Answering {
 /// Runs it.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let _log = arguments.log.begin()?;
+    // Each connection that is handed over has two descriptors here. Where more are not allowed, further ones stay TCP.
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let is_root = rustix::process::geteuid().is_root();
     let bound = place::listen(if is_root { SYSTEM } else { USER }, |stem| -> Result<_, UnixError> {
         let Bound::Listening(commands) = place::bind(Kind::SOCKETS, stem)? else { return Ok(Bound::Taken) };
@@ -94,7 +101,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     });
     let (commands, programs, stem) = bound.map_err(Failure::new)?;
     let at = programs.path().display().to_string();
-    if is_root {
+    if arguments.all_users {
         programs.let_all_connect_and_pass().map_err(|error| Failure::new(error.to_string()))?;
     }
     let table = Kind::HANDOVER_TABLE.path(&stem);
@@ -107,7 +114,6 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     service::ready();
     let served = node.run(arguments.idle, is_over);
     service::stopping();
-    let _ = std::fs::remove_file(&table);
     served.map_err(|error| Failure::new(format!("cannot wait for programs: {error}")))?;
     Ok(0)
 }

@@ -267,9 +267,18 @@ enum Server {
     /// It has asked, and waits.
     Waits(RequestId),
     /// It has asked and given up, or written: it is on TCP.
-    OnTcp,
+    OnTcp(Proof),
     /// Its connection is gone.
     Gone,
+}
+
+/// What it shows that a server is on TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Proof {
+    /// It has asked, so it has the library, and was late.
+    Asked,
+    /// It has not asked, and uses the connection.
+    NeverAsked,
 }
 
 /// When to look at what the server does.
@@ -537,9 +546,13 @@ impl Handover {
                     offer.state = State::Asked { server };
                     self.actions.push_back(Action::GiveToServer { offer: id, request: server });
                 }
-                Server::OnTcp => self.relay(id),
+                Server::OnTcp(proof) => self.relay(id, proof),
                 Server::Gone => self.reset_client(id),
             },
+            // It says so before it was given anything: that is no program of ours.
+            State::Made { server: Server::Waits(waits), client } if waits == request => {
+                offer.state = State::Made { client, server: Server::OnTcp(Proof::Asked) };
+            }
             State::Asked { server } if server == request => {
                 offer.state = State::HandedOver;
                 self.counters.handed_over += 1;
@@ -557,18 +570,18 @@ impl Handover {
             // What is found out is cancelled then.
             State::Examining { .. } | State::TakenByClient { .. } | State::HandedOver | State::Relayed => {}
             State::Made { client, .. } if *client == request => self.cancel(id),
-            State::Made { server, .. } => *server = Server::OnTcp,
-            State::Asked { .. } => self.relay(id),
+            State::Made { server, .. } => *server = Server::OnTcp(Proof::Asked),
+            State::Asked { .. } => self.relay(id, Proof::Asked),
         }
     }
 
     fn wrote(&mut self, id: OfferId) {
         match self.offers.get_mut(&id).map(|offer| &mut offer.state) {
             Some(State::Made { server, .. }) => match *server {
-                Server::Silent => *server = Server::OnTcp,
-                Server::Waits(_) | Server::OnTcp | Server::Gone => {}
+                Server::Silent => *server = Server::OnTcp(Proof::NeverAsked),
+                Server::Waits(_) | Server::OnTcp(_) | Server::Gone => {}
             },
-            Some(State::TakenByClient { .. }) => self.relay(id),
+            Some(State::TakenByClient { .. }) => self.relay(id, Proof::NeverAsked),
             _ => {}
         }
     }
@@ -594,7 +607,7 @@ impl Handover {
             return;
         }
         if is_accepted && look.was_accepted {
-            return self.relay(id);
+            return self.relay(id, Proof::NeverAsked);
         }
         // Who has accepted it asks at once, unless it is stopped.
         let wait = if is_accepted { self.limits.first_look } else { look.wait.saturating_mul(2) };
@@ -611,9 +624,9 @@ impl Handover {
     }
 
     /// The client has its end, and the server is on TCP.
-    fn relay(&mut self, id: OfferId) {
+    fn relay(&mut self, id: OfferId, proof: Proof) {
         let Some(offer) = self.offers.get_mut(&id) else { return };
-        if let Some((_, listener)) = offer.flow {
+        if let Some((_, listener)) = offer.flow.filter(|_| proof == Proof::NeverAsked) {
             self.changed.extend(self.listeners.accepts_without(listener));
         }
         self.stop_looking(id);

@@ -161,6 +161,36 @@ fn a_server_that_accepts_and_does_not_ask_is_relayed_and_gets_no_more() {
     assert!(!node.is_offered(80));
 }
 
+/// A server that has asked has the library, however late it is.
+#[test]
+fn a_server_that_was_late_gets_further_offers() {
+    for is_before_the_client in [true, false] {
+        let mut node = node();
+        connect(&mut node, 1);
+        let (client, server) = (RequestId(1), RequestId(2));
+        let asks = Event::Accepts { request: server, flow: flow(1001) };
+        let left = Event::Left { request: server };
+        let taken = Event::Taken { request: client };
+        let events = if is_before_the_client { [asks, left, taken] } else { [taken, asks, left] };
+        events.into_iter().for_each(|event| node.handle(0, event));
+        assert_eq!(drain(&mut node).last(), Some(&Action::Relay { offer: OfferId(1) }));
+        assert!(node.is_offered(80));
+    }
+}
+
+/// A server says that it has its end before it was given one: it gets none, and the offer ends as any other.
+#[test]
+fn who_says_too_much_is_relayed() {
+    let mut node = node();
+    connect(&mut node, 1);
+    node.handle(0, Event::Accepts { request: RequestId(2), flow: flow(1001) });
+    node.handle(0, Event::Taken { request: RequestId(2) });
+    node.handle(0, Event::Taken { request: RequestId(1) });
+    assert_eq!(drain(&mut node).last(), Some(&Action::Relay { offer: OfferId(1) }));
+    node.handle(0, Event::Over { offer: OfferId(1) });
+    assert_eq!((node.all().count(), node.open_at(80)), (0, 0));
+}
+
 #[test]
 fn what_is_not_there_or_too_much_is_refused() {
     let mut node = node();

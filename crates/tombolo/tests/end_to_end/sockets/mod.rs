@@ -32,7 +32,7 @@ impl Machine {
     }
 
     fn serve(&mut self) {
-        let node = self.start(&["sockets", "serve"]);
+        let node = self.start(&["sockets", "serve", "--all-users"]);
         node.errors_with("connections are handed over", SOON);
         self.node = Some(node);
     }
@@ -287,9 +287,12 @@ print('connected', flush=True)
 sys.stdin.readline()
 ";
     let port = free_port().to_string();
-    // Each line on standard input lets it go on: here nothing comes until the input ends.
+    // It waits until the node is another one.
     let rest = "
 talk(all)
+# Whoever waits in accept tells the new node of its listener when it waits again.
+first = connect()
+time.sleep(0.5)
 later = [connect() for _ in range(5)]
 talk(later)
 print('talked', flush=True)
@@ -308,6 +311,7 @@ print('talked', flush=True)
     fs::write(&go, "").unwrap();
     let outcome = program.wait(PATIENCE);
     assert_eq!((outcome.code(), outcome.text().as_str()), (0, "connected\ntalked\n"), "{}", outcome.stderr);
+    assert_eq!(machine.count("handed_over"), 5, "{:#}", machine.status());
 }
 
 /// A stopped node keeps nobody waiting for long.
