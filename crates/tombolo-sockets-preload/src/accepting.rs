@@ -42,7 +42,7 @@ static NOTED_BY: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 fn note_anew(descriptor: i32) {
     let node = table::node();
     let place = usize::try_from(descriptor).ok().and_then(|place| NOTED_BY.get(place));
-    if let Some(place) = place.filter(|place| node != 0 && place.load(Ordering::Relaxed) != node) {
+    if place.is_some_and(|place| node != 0 && place.load(Ordering::Relaxed) != node) {
         let before = errno();
         note(descriptor);
         set_errno(before);
