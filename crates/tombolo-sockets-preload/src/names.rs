@@ -6,6 +6,7 @@ use libc::{sockaddr, socklen_t};
 use tombolo_interpose::errno::with_errno;
 use tombolo_interpose::real::Real;
 use tombolo_interpose::sys::{read_bytes, write_bytes};
+use tombolo_sockets_protocol::name::End;
 use tombolo_sockets_protocol::{Address, SOCKADDR_BYTES};
 
 use crate::{ends, start};
@@ -24,13 +25,8 @@ pub unsafe extern "C" fn getsockname(
     address: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: the caller's promise; the address is that of the next function of this name.
-    unsafe {
-        if let Some(end) = start::is_on().then(|| ends::of(descriptor)).flatten() {
-            return write(&end.local, address, length);
-        }
-        core::mem::transmute::<usize, GetName>(LOCAL.address())(descriptor, address, length)
-    }
+    // SAFETY: the caller's promise.
+    unsafe { name(&LOCAL, |end| end.local, descriptor, address, length) }
 }
 
 /// # Safety
@@ -42,12 +38,28 @@ pub unsafe extern "C" fn getpeername(
     address: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: the caller's promise; the address is that of the next function of this name.
+    // SAFETY: the caller's promise.
+    unsafe { name(&REMOTE, |end| end.remote, descriptor, address, length) }
+}
+
+/// The name of an end, or what the next function says.
+///
+/// # Safety
+///
+/// As POSIX says; `next` has the arguments of `getsockname`.
+unsafe fn name(
+    next: &Real,
+    of_end: fn(&End) -> Address,
+    descriptor: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
     unsafe {
-        if let Some(end) = start::is_on().then(|| ends::of(descriptor)).flatten() {
-            return write(&end.remote, address, length);
+        match start::is_on().then(|| ends::of(descriptor)).flatten() {
+            Some(end) => write(&of_end(&end), address, length),
+            None => core::mem::transmute::<usize, GetName>(next.address())(descriptor, address, length),
         }
-        core::mem::transmute::<usize, GetName>(REMOTE.address())(descriptor, address, length)
     }
 }
 

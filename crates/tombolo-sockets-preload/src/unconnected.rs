@@ -28,11 +28,16 @@ struct Set {
     data: AtomicU64,
 }
 
-#[allow(clippy::declare_interior_mutable_const, reason = "each place is one of its own")]
-const NO_SET: Set = Set { descriptor: AtomicI32::new(0), events: AtomicU32::new(0), data: AtomicU64::new(0) };
-#[allow(clippy::declare_interior_mutable_const, reason = "each place is one of its own")]
-const NONE: Place = Place { inode: AtomicU64::new(0), token: AtomicU64::new(0), sets: [NO_SET; SETS] };
-static ALL: [Place; PLACES] = [NONE; PLACES];
+impl Place {
+    const fn new() -> Self {
+        let sets = [const {
+            Set { descriptor: AtomicI32::new(0), events: AtomicU32::new(0), data: AtomicU64::new(0) }
+        }; SETS];
+        Self { inode: AtomicU64::new(0), token: AtomicU64::new(0), sets }
+    }
+}
+
+static ALL: [Place; PLACES] = [const { Place::new() }; PLACES];
 
 fn place(descriptor: i32) -> Option<&'static Place> {
     ALL.get(usize::try_from(descriptor).ok()?)

@@ -82,19 +82,6 @@ pub enum Reason {
     NoOffer,
 }
 
-impl Reason {
-    /// All of them.
-    pub const ALL: [Self; 7] = [
-        Self::NoListener,
-        Self::AcceptedWithout,
-        Self::NotConnected,
-        Self::Elsewhere,
-        Self::Full,
-        Self::NoMeans,
-        Self::NoOffer,
-    ];
-}
-
 /// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
